@@ -45,14 +45,11 @@ class TraceAdapter(Adapter[list[Span], T_to], Generic[T_to]):
 
 def as_spans(source: Sequence[SpanLike]) -> list[Span]:
     """Our spans, whichever kind they were, with the content of their calls; those of the SDK are numbered in order."""
-    return with_recorded_content(
-        span if isinstance(span, Span) else _from_opentelemetry(span, number) for number, span in enumerate(source, 1)
-    )
-
-
-def _from_opentelemetry(span: "ReadableSpan", number: int) -> Span:
-    """Whose span it is stands in its resource, if anywhere."""
-    described = span.resource.attributes
-    rollout_id = described.get(LightningResourceAttributes.ROLLOUT_ID.value, "")
-    attempt_id = described.get(LightningResourceAttributes.ATTEMPT_ID.value, "")
-    return Span.from_opentelemetry(span, str(rollout_id), str(attempt_id), number)
+    found: list[Span] = []
+    for number, span in enumerate(source, 1):
+        if not isinstance(span, Span):  # whose span it is stands in its resource, if anywhere
+            names = LightningResourceAttributes.ROLLOUT_ID.value, LightningResourceAttributes.ATTEMPT_ID.value
+            rollout_id, attempt_id = (str(span.resource.attributes.get(name, "")) for name in names)
+            span = Span.from_opentelemetry(span, rollout_id, attempt_id, number)
+        found.append(span)
+    return with_recorded_content(found)

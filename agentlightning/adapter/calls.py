@@ -19,6 +19,7 @@ from agentlightning.adapter.sequences import FinishReason
 from agentlightning.dialects.attributes import LOGPROBS
 from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import Span
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 __all__ = [
     "LOGPROBS",
@@ -110,10 +111,8 @@ def prompt_ids_of(attributes: SpanAttributes) -> list[int] | Unreadable | None:
 def response_ids_of(attributes: SpanAttributes) -> list[int] | Unreadable | None:
     """Token ids of the response; of several choices, of the first."""
     ids = _first_ids(attributes, RESPONSE_IDS, "response_token_ids")
-    if not ids:
-        for choice in _first_raw_choices(attributes):
-            if "token_ids" in choice:
-                return as_token_ids(choice["token_ids"])
+    if not ids and "token_ids" in (choice := _first_raw_choice(attributes)):
+        return as_token_ids(choice["token_ids"])
     return ids
 
 
@@ -137,9 +136,9 @@ def _raw_values(attributes: SpanAttributes, field: str) -> list[Any]:
     return [attributes[match.group()] for match in found if match is not None and match.group(1) == field]
 
 
-def _first_raw_choices(attributes: SpanAttributes) -> list[Mapping[str, Any]]:
+def _first_raw_choice(attributes: SpanAttributes) -> JsonMapping:
     choices = [_first_of(parsed(value)) for value in _raw_values(attributes, "choices")]
-    return [choice for choice in choices if isinstance(choice, Mapping)]
+    return next((choice for choice in choices if isinstance(choice, Mapping)), {})
 
 
 def _first_of(values: object) -> object:
@@ -216,9 +215,7 @@ def weights_version_of(attributes: SpanAttributes) -> str | None:
 def finish_reason_of(attributes: SpanAttributes) -> FinishReason | None:
     """Why the response ended; of several choices, the first. None if that is not recorded, or in an unknown word."""
     found = [_first_of(attributes[name]) for name in _FINISH_REASON if name in attributes]
-    word = next(filter(None, found), None)
-    if word is None:
-        word = next(filter(None, (choice.get("finish_reason") for choice in _first_raw_choices(attributes))), None)
+    word = next(filter(None, found), None) or _first_raw_choice(attributes).get("finish_reason")
     reason = _FINISH_REASONS.get(word.lower()) if isinstance(word, str) else None
     if reason is None and attributes.get(_IS_CUT) is True:
         return "cancelled"
@@ -230,7 +227,7 @@ def finish_reason_of(attributes: SpanAttributes) -> FinishReason | None:
 # ---------------------------------------------------------------------- flattened names
 
 
-def group_genai_dict(data: Mapping[str, Any], prefix: str) -> dict[str, Any] | list[Any]:
+def group_genai_dict(data: JsonMapping, prefix: str) -> JsonObject | list[Any]:
     """What stands below a prefix of dotted names, as nested dictionaries and lists.
 
     A level with a number among its names becomes a list in the order of the numbers, and loses the other names.
@@ -238,12 +235,12 @@ def group_genai_dict(data: Mapping[str, Any], prefix: str) -> dict[str, Any] | l
     return _nested({name[len(prefix) + 1 :]: value for name, value in data.items() if name.startswith(prefix + ".")})
 
 
-def genai_sections(attributes: SpanAttributes) -> dict[str, dict[str, Any] | list[Any]]:
+def genai_sections(attributes: SpanAttributes) -> dict[str, JsonObject | list[Any]]:
     """What stands below `gen_ai.prompt`, `gen_ai.completion` and so on, by the last word, unflattened."""
     names = [name for name in attributes if name.startswith("gen_ai.")]
     if names == [_RESPONSE_ID[0]]:  # as wherever texts are not recorded; three times as quick
         return {"response": {"id": attributes[_RESPONSE_ID[0]]}}
-    flat: dict[str, dict[str, Any]] = {}
+    flat: dict[str, JsonObject] = {}
     for name in names:
         _, section, *rest = name.split(".", 2)
         if rest:
@@ -251,9 +248,9 @@ def genai_sections(attributes: SpanAttributes) -> dict[str, dict[str, Any] | lis
     return {section: _nested(below) for section, below in flat.items()}
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
-    leaves: dict[str, Any] = {}
-    branches: dict[str, dict[str, Any]] = {}
+def _nested(flat: JsonMapping) -> JsonObject | list[Any]:
+    leaves: JsonObject = {}
+    branches: dict[str, JsonObject] = {}
     for name, value in flat.items():
         head, dot, rest = name.partition(".")
         if dot:

@@ -10,8 +10,6 @@ from agentlightning.types.tracer import Span
 
 __all__ = ["RewardMatchPolicy", "TimedNode", "closest_enclosing", "match_in_order", "movable"]
 
-_UNKNOWN = float("nan")
-
 
 class RewardMatchPolicy(str, Enum):
     """Where the reward of a call is looked for."""
@@ -63,19 +61,19 @@ def closest_enclosing(strays: Collection[int], spans: Sequence[TimedNode]) -> di
     Spans are named by their places. Of two that fit alike, the first is chosen. Strays that nothing encloses are left
     out, and so are spans without a start or an end. One sweep over the spans sorted by start finds all.
     """
-    begin = [_UNKNOWN if span.start_time is None else span.start_time for span in spans]
-    until = [_UNKNOWN if span.end_time is None else span.end_time for span in spans]
-    timed = [place for place in range(len(spans)) if begin[place] == begin[place] and until[place] == until[place]]
-    timed.sort(key=until.__getitem__, reverse=True)  # stable, so that of equal times the first comes first
-    timed.sort(key=begin.__getitem__)
+    timed = [
+        (span.start_time, -span.end_time, place)
+        for place, span in enumerate(spans)
+        if span.start_time is not None and span.end_time is not None
+    ]
     wanted = set(strays)
     frontier = _Frontier()
     found: dict[int, int] = {}
-    start = end = _UNKNOWN
+    times: tuple[float, float] | None = None
     enclosing: int | None = None
-    for place in timed:
-        if begin[place] != start or until[place] != end:
-            start, end = begin[place], until[place]
+    for start, ends_first, place in sorted(timed):
+        if (start, ends_first) != times:
+            times, end = (start, ends_first), -ends_first
             # Whoever came before starts earlier, or with this one and ends later: none has the very same times.
             frontier.forget_before(start)
             enclosing = frontier.shortest_then_add(end, end - start, place)

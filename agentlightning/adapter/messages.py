@@ -13,8 +13,9 @@ from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.call_filter import ProxiedCalls
-from agentlightning.adapter.calls import group_genai_dict, has_failed
+from agentlightning.adapter.calls import group_genai_dict, has_failed, parsed
 from agentlightning.types.tracer import Span, SpanLike
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 __all__ = ["OpenAIMessages", "RawCall", "TraceToMessages", "convert_to_openai_messages", "group_genai_dict"]
 
@@ -39,18 +40,18 @@ class OpenAIMessages(TypedDict):
     """One conversation for fine-tuning."""
 
     messages: list[ChatMessage]
-    tools: list[dict[str, Any]] | None
+    tools: list[JsonObject] | None
     """Definitions of the tools the model could call; None if the request had none."""
 
 
 class RawCall(TypedDict):
     """What the span of one model call says, unflattened."""
 
-    prompt: list[dict[str, Any]]
-    completion: list[dict[str, Any]]
-    request: dict[str, Any]
-    response: dict[str, Any]
-    tools: list[dict[str, Any]]
+    prompt: list[JsonObject]
+    completion: list[JsonObject]
+    request: JsonObject
+    response: JsonObject
+    tools: list[JsonObject]
     """The tools that were called, from the spans beneath."""
 
 
@@ -60,7 +61,7 @@ def convert_to_openai_messages(prompt_completion_list: Iterable[RawCall]) -> Ite
         messages = _joined(_prompt_message(message) for message in call["prompt"])
         messages += [_completion_message(c, call["tools"]) for c in call["completion"] if c.get("role") == "assistant"]
         functions = call["request"].get("functions")
-        tools = None if functions is None else [_tool_definition(function) for function in functions]
+        tools = None if functions is None else list(map(_tool_definition, functions))
         yield OpenAIMessages(messages=messages, tools=tools)
 
 
@@ -72,7 +73,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     if there are none, those it names.
     """
 
-    def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterator[dict[str, Any]]:
+    def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterator[JsonObject]:
         """What the direct children of a completion say about the tools they ran."""
         for span in all_spans:
             if span.parent_id != completion.span_id:
@@ -88,11 +89,11 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         for span in spans:
             children_by_parent.setdefault(span.parent_id, []).append(span)
         calls: list[RawCall] = []
-        proxied = ProxiedCalls(spans, _has_messages)
+        texts = ("gen_ai.prompt.", "gen_ai.completion.")
+        proxied = ProxiedCalls(spans, lambda span: any(name.startswith(texts) for name in span.attributes))
         for span in spans:
-            if not any(name.startswith("gen_ai.") for name in span.attributes) or proxied.call_of(span) is not None:
-                continue
-            if has_failed(span):
+            is_call = any(name.startswith("gen_ai.") for name in span.attributes)
+            if not is_call or proxied.call_of(span) is not None or has_failed(span):
                 continue
             call = RawCall(
                 prompt=_grouped(span, "gen_ai.prompt", list),
@@ -105,10 +106,6 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 call["tools"] = list(self.get_tool_calls(span, children_by_parent.get(span.span_id, [])))
                 calls.append(call)
         return list(convert_to_openai_messages(calls))
-
-
-def _has_messages(span: Span) -> bool:
-    return any(name.startswith(("gen_ai.prompt.", "gen_ai.completion.")) for name in span.attributes)
 
 
 def _grouped(span: Span, prefix: str, kind: Callable[[], Any]) -> Any:
@@ -125,7 +122,7 @@ def _grouped(span: Span, prefix: str, kind: Callable[[], Any]) -> Any:
 # ---------------------------------------------------------------------- OpenAI's shapes
 
 
-def _prompt_message(message: Mapping[str, Any]) -> ChatMessage:
+def _prompt_message(message: JsonMapping) -> ChatMessage:
     role = message.get("role")
     if role == "assistant" and "tool_calls" in message:
         calls = [_tool_call(call, call.get("arguments")) for call in message["tool_calls"]]
@@ -159,7 +156,7 @@ def _joined(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     return joined
 
 
-def _completion_message(completion: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ChatMessage:
+def _completion_message(completion: JsonMapping, tools: Sequence[JsonMapping]) -> ChatMessage:
     message: ChatMessage = {"role": "assistant", "content": completion.get("content")}
     if tools:
         message["tool_calls"] = [
@@ -170,14 +167,14 @@ def _completion_message(completion: Mapping[str, Any], tools: Sequence[Mapping[s
     return message
 
 
-def _tool_call(call: Mapping[str, Any], arguments: object) -> dict[str, Any]:
+def _tool_call(call: JsonMapping, arguments: object) -> JsonObject:
     called = {"name": _text(call, "name", "A tool call"), "arguments": arguments}
     if not isinstance(arguments, str):
         called["arguments"] = json.dumps({} if arguments is None else arguments)
     return {"id": _text(call, "id", "A tool call"), "type": call.get("type", "function"), "function": called}
 
 
-def _tool_definition(function: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_definition(function: JsonMapping) -> JsonObject:
     parameters = function.get("parameters", {})
     described = {
         "name": _text(function, "name", "A tool definition"),
@@ -187,7 +184,7 @@ def _tool_definition(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _text(holder: Mapping[str, Any], key: str, what: str) -> str:
+def _text(holder: JsonMapping, key: str, what: str) -> str:
     value = holder.get(key)
     if not isinstance(value, str):
         raise ValueError(f"{what} needs a text under '{key}', not {value!r}: {dict(holder)!r:.120}")
@@ -199,7 +196,10 @@ def _text(holder: Mapping[str, Any], key: str, what: str) -> str:
 
 def _content_in_parts(content: object) -> object:
     """A list of parts, or the JSON of one, in OpenAI's form; any other content as it is."""
-    parts = content if isinstance(content, list) else _parts_in(content)
+    parts = content
+    if isinstance(content, str) and content.startswith("[{"):
+        found = parsed(content)
+        parts = found if isinstance(found, list) and all(map(_is_known, found)) else content
     return parts if not isinstance(parts, list) or not _is_content(parts) else [_part(part) for part in parts]
 
 
@@ -210,22 +210,11 @@ def _is_content(content: object) -> bool:
     return isinstance(content, str)
 
 
-def _parts_in(content: object) -> object:
-    """The parts that a text stands for; the text itself if it stands for none."""
-    if not isinstance(content, str) or not content.startswith("[{"):
-        return content
-    try:
-        parts = json.loads(content)
-    except ValueError:
-        return content
-    return parts if isinstance(parts, list) and all(map(_is_known, parts)) else content
-
-
 def _is_known(part: object) -> bool:
     return isinstance(part, Mapping) and _FIELD_OF.get(str(part.get("type")), "type") in part.keys() - {"type"}
 
 
-def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+def _part(part: JsonMapping) -> JsonObject:
     kind = part["type"]
     if kind in _TEXTS:
         return {"type": "text", "text": part.get("text", "")}
@@ -239,7 +228,7 @@ def _part(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "image_url", "image_url": image}
 
 
-def _image_url(part: Mapping[str, Any]) -> str | None:
+def _image_url(part: JsonMapping) -> str | None:
     """Where the image is, or what it is as a data URL; None for what is no image, or one that only its API can find."""
     kind, url = part["type"], part.get("image_url")
     if kind in ("image_url", "input_image"):
@@ -252,5 +241,5 @@ def _image_url(part: Mapping[str, Any]) -> str | None:
     return url if isinstance(url, str) else None
 
 
-def _named(value: object) -> Mapping[str, Any]:
+def _named(value: object) -> JsonMapping:
     return value if isinstance(value, Mapping) else {}

@@ -11,11 +11,11 @@ changed; where they were not, the place of the first difference does.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentlightning.adapter.calls import genai_sections
 from agentlightning.adapter.sequences import Break, BreakReason, FinishReason, SampledCall, TokenSequence
 from agentlightning.types.tracer import Span
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["CallTokens", "OpenSequence", "SequenceBuilder"]
 
@@ -210,7 +210,7 @@ def _break_reason(earlier: OpenSequence, call: CallTokens, position: int) -> Bre
     return BreakReason.CONTEXT_EDITED
 
 
-def _messages(span: Span, section: str) -> list[dict[str, Any]]:
+def _messages(span: Span, section: str) -> list[JsonObject]:
     found = genai_sections(span.attributes).get(section, [])
     return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
 

@@ -41,6 +41,7 @@ from agentlightning.types.agents import AgentMatcher, agent_name, name_test
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import is_reward_scope, reward_payload_of
 from agentlightning.types.tracer import Span
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["ANY_AGENT", "LLM_CALL_MATCH", "TraceTree"]
 
@@ -150,9 +151,9 @@ class TraceTree:
             written[id(node)] = (name, [written[id(child)] for child in node.children])
         return written[id(self)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """`{"id": ..., "span": ..., "children": [...]}`, nested."""
-        written: dict[int, dict[str, Any]] = {}
+        written: dict[int, JsonObject] = {}
         for node in reversed(self.traverse()):
             children = [written[id(child)] for child in node.children]
             written[id(node)] = {"id": node.id, "span": node.span.model_dump(), "children": children}
@@ -189,7 +190,7 @@ class TraceTree:
         """The agent this span is, by the conventions of the frameworks we know; None if it is none."""
         return agent_name(self.span.attributes, self.span.name)
 
-    def maybe_reward_dict(self) -> dict[str, Any]:
+    def maybe_reward_dict(self) -> JsonObject:
         """`{"type": "reward", "value": ...}` if the span carries a reward; `{}` or an unrelated output otherwise."""
         return reward_payload_of(self.span)
 
@@ -328,9 +329,9 @@ class TraceTree:
     def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:
         """One call as a triplet without reward; override it to put more into the triplet."""
         attributes = span.attributes
-        prompt: dict[str, Any] = {"token_ids": _ids_or_none(prompt_ids_of(attributes), span)}
-        response: dict[str, Any] = {"token_ids": _ids_or_none(response_ids_of(attributes), span)}
-        metadata: dict[str, Any] = {"response_id": response_id_of(attributes), "agent_name": agent_name}
+        prompt: JsonObject = {"token_ids": _ids_or_none(prompt_ids_of(attributes), span)}
+        response: JsonObject = {"token_ids": _ids_or_none(response_ids_of(attributes), span)}
+        metadata: JsonObject = {"response_id": response_id_of(attributes), "agent_name": agent_name}
         if isinstance(attributes.get(LOGPROBS), str):
             response["logprobs"] = parsed(attributes[LOGPROBS])
         recorded = genai_sections(attributes)
@@ -394,7 +395,7 @@ class TraceTree:
 def _made_up(like: Span, span_id: str | None, name: str, times: tuple[float | None, float | None]) -> Span:
     """A span that nobody recorded, of the same attempt as another."""
     owner = {field: getattr(like, field) for field in ("rollout_id", "attempt_id", "sequence_id", "trace_id")}
-    fields: dict[str, Any] = {"span_id": span_id, "name": name, "attributes": {}, "parent_id": None}
+    fields: JsonObject = {"span_id": span_id, "name": name, "attributes": {}, "parent_id": None}
     return Span.from_attributes(**owner, **fields, start_time=times[0], end_time=times[1])
 
 

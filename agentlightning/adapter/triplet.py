@@ -5,7 +5,6 @@ LLM proxy recorded; its spans may come from machines whose clocks disagree, so i
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -18,6 +17,7 @@ from agentlightning.types.agents import AgentMatcher, agent_name
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import reward_value_of
 from agentlightning.types.tracer import Span, SpanLike
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = [
     "LlmProxyTraceToTriplet",
@@ -135,7 +135,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
     def adapt(self, source: Sequence[SpanLike], /) -> list[Triplet]:
         """The calls that recorded their tokens; a reward goes to the last call before it that has none."""
-        spans = sorted(as_spans(source), key=_sequence_then_start)
+        spans = sorted(as_spans(source), key=lambda span: (span.sequence_id, span.start_time or float("-inf")))
         proxied = ProxiedCalls(
             [span for span in spans if span.name in PROXY_SPANS], lambda span: has_tokens(span.attributes)
         )
@@ -147,7 +147,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         rewards = _rewards_by_sequence(spans, calls)
         triplets: list[Triplet] = []
         for number, span in enumerate(calls):
-            metadata: dict[str, Any] = {"response_id": response_id_of(span.attributes)}
+            metadata: JsonObject = {"response_id": response_id_of(span.attributes)}
             agent = agent_name(span.attributes, span.name) or proxied.agent_of(span)
             if agent is not None:
                 metadata["agent_name"] = agent
@@ -160,10 +160,6 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                 )
             )
         return triplets
-
-
-def _sequence_then_start(span: Span) -> tuple[int, float]:
-    return span.sequence_id, float("-inf") if span.start_time is None else span.start_time
 
 
 def _rewards_by_sequence(spans: Sequence[Span], calls: Sequence[Span]) -> dict[int, float]:

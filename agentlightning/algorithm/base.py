@@ -13,6 +13,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import BlockingStore
 from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
+from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Algorithm(Component):
         """The run in the store to which metrics belong; None outside of a trainer."""
         return self._run_id
 
-    def run_summary(self) -> dict[str, Any]:
+    def run_summary(self) -> JsonObject:
         """What the run in the store keeps of the last run beside its counts, as JSON; override it to keep a result."""
         return {}
 

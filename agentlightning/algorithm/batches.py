@@ -34,6 +34,7 @@ from agentlightning.types import (
     Span,
 )
 from agentlightning.types.rewards import final_reward_of
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = [
     "Batches",
@@ -121,7 +122,7 @@ class Batches:
         copies: int = 1,
         mode: RolloutMode = "train",
         resources_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
         rollout_ids: Sequence[str] | None = None,
     ) -> Sent:
         """Enqueue all tasks or none, each `copies` times as a group.

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.types import Dataset, NamedResources
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["FunctionalAlgorithm", "algo"]
 
@@ -28,14 +29,14 @@ class FunctionalAlgorithm(Algorithm):
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self._algorithm_func)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._algorithm_func(*args, **kwargs)
 
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> None | Coroutine[Any, Any, None]:
         """Call the function with what it declares; a data set that it does not declare is a TypeError."""
-        arguments: dict[str, Any] = {}
+        arguments: JsonObject = {}
         for name, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
             if name in self._parameters:
                 arguments[name] = dataset
@@ -56,7 +57,7 @@ class FunctionalAlgorithm(Algorithm):
         with self.blocking_store() as store:
             return self._call({**arguments, "store": store})
 
-    def _call(self, arguments: dict[str, Any]) -> None | Coroutine[Any, Any, None]:
+    def _call(self, arguments: JsonObject) -> None | Coroutine[Any, Any, None]:
         """A coroutine for whoever awaits it; what a plain function returns is of no use."""
         result = self._algorithm_func(**arguments)
         return result if self.is_async() else None

@@ -97,7 +97,8 @@ class Baseline(FastAlgorithm):
         harvests: dict[str, asyncio.Task[None]] = {}
         try:
             for mode, sample in samples:
-                await self._wait_for_room(store)
+                while len(await store.query_rollouts(status=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store
+                    await asyncio.sleep(min(self.polling_interval, 0.1))
                 rollout = await store.enqueue_rollout(input=sample, mode=mode, resources_id=resources_id)
                 name = f"harvest-{rollout.rollout_id}"
                 harvests[rollout.rollout_id] = asyncio.create_task(self._harvest(store, rollout.rollout_id), name=name)
@@ -111,10 +112,6 @@ class Baseline(FastAlgorithm):
                 harvest.cancel()
             await asyncio.gather(*harvests.values(), return_exceptions=True)
 
-    async def _wait_for_room(self, store: LightningStore) -> None:
-        while len(await store.query_rollouts(status=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store
-            await asyncio.sleep(min(self.polling_interval, 0.1))
-
     async def _harvest(self, store: LightningStore, rollout_id: str) -> None:
         """Wait for one rollout and log what became of it."""
         finished: Sequence[Rollout] = []
@@ -123,7 +120,9 @@ class Baseline(FastAlgorithm):
             finished = await store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=patience_seconds)
         rollout = finished[0]
         for attempt in await store.query_attempts(rollout_id):
-            self._log_attempt(rollout_id, attempt)
+            text = "[Rollout %s | Attempt %s] ID: %s. Status: %s. Worker: %s"
+            told = attempt.attempt_id, attempt.status, attempt.worker_id
+            logger.info(text, rollout_id, attempt.sequence_id, *told)
             for span in await store.query_spans(rollout_id, attempt.attempt_id):
                 self._log_span(rollout_id, attempt, span)
         logger.info("[Rollout %s] Finished with status %s", rollout_id, rollout.status)
@@ -131,33 +130,15 @@ class Baseline(FastAlgorithm):
         if spans and rollout.status == "succeeded":
             self._log_adapted(rollout_id, spans)
 
-    def _log_attempt(self, rollout_id: str, attempt: Attempt) -> None:
-        logger.info(
-            "[Rollout %s | Attempt %s] ID: %s. Status: %s. Worker: %s",
-            rollout_id,
-            attempt.sequence_id,
-            attempt.attempt_id,
-            attempt.status,
-            attempt.worker_id,
-        )
-
     def _log_span(self, rollout_id: str, attempt: Attempt, span: Span) -> None:
         attributes = ""
         if self.span_verbosity == "key_values":
             attributes = f" Attributes: {span.attributes}"
         elif self.span_verbosity == "keys":
             attributes = f" Attribute keys: {list(span.attributes)}"
-        logger.info(
-            "[Rollout %s | Attempt %s | Span %s] #%s (%s) From %s to %s.%s",
-            rollout_id,
-            attempt.attempt_id,
-            span.span_id,
-            span.sequence_id,
-            span.name,
-            span.start_time,
-            span.end_time,
-            attributes,
-        )
+        text = "[Rollout %s | Attempt %s | Span %s] #%s (%s) From %s to %s.%s"
+        told = span.span_id, span.sequence_id, span.name, span.start_time, span.end_time
+        logger.info(text, rollout_id, attempt.attempt_id, *told, attributes)
 
     def _log_adapted(self, rollout_id: str, spans: list[Span]) -> None:
         if self._adapter is None:

@@ -16,9 +16,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, pstdev, stdev
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = [
     "Estimate",
@@ -67,7 +68,7 @@ class Estimate:
         return f"{self.failed} failed and {effect_of_failed(self.failed_reward)}" if self.failed else "none failed"
 
 
-def validation_summary(before: Estimate | None, after: Estimate | None) -> dict[str, Any]:
+def validation_summary(before: Estimate | None, after: Estimate | None) -> JsonObject:
     """Validation before and after training, for the summary of a run, without what is not measured or not finite."""
     measured = {"validation_before": summary_of(before), "validation_after": summary_of(after)}
     return {name: found for name, found in measured.items() if found is not None}

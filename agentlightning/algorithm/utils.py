@@ -96,11 +96,11 @@ def with_store(method: _MethodT) -> _MethodT:
     """Call a method of an algorithm with the store as its first argument."""
 
     @functools.wraps(method)
-    def wrapper(self: Algorithm, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: Algorithm, *args: object, **kwargs: object) -> Any:
         return method(self, self.get_store(), *args, **kwargs)
 
     @functools.wraps(method)
-    async def coroutine_wrapper(self: Algorithm, *args: Any, **kwargs: Any) -> Any:
+    async def coroutine_wrapper(self: Algorithm, *args: object, **kwargs: object) -> Any:
         return await method(self, self.get_store(), *args, **kwargs)
 
     # A coroutine function stays one, which `is_async` asks for.
@@ -125,7 +125,7 @@ def with_llm_proxy(required: bool = False, auto_start: bool = True) -> Callable[
             )
 
         @functools.wraps(method)
-        async def wrapper(self: Algorithm, *args: Any, **kwargs: Any) -> Any:
+        async def wrapper(self: Algorithm, *args: object, **kwargs: object) -> Any:
             if required and self.get_llm_proxy() is None:
                 raise ConfigurationError(
                     f"{type(self).__name__}.{method.__name__} needs an LLM proxy; give the Trainer one as llm_proxy."

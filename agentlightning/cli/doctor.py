@@ -8,13 +8,14 @@ import argparse
 import asyncio
 import importlib.metadata
 import importlib.util
+import operator
 import os
 import re
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -115,16 +116,18 @@ def _read_requirement(text: str) -> tuple[str, list[tuple[str, str]], str | None
     return match["name"], _LIMIT.findall(match["versions"]), None if extra is None else extra[1]
 
 
+_COMPARE: Final[Mapping[str, Callable[..., bool]]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+
+
 def _fits(version: str, limits: Sequence[tuple[str, str]]) -> bool:
-    compare: dict[str, Callable[[list[int], list[int]], bool]] = {
-        ">=": lambda a, b: a >= b,
-        "<=": lambda a, b: a <= b,
-        "==": lambda a, b: a == b,
-        "!=": lambda a, b: a != b,
-        "<": lambda a, b: a < b,
-        ">": lambda a, b: a > b,
-    }
-    return all(compare[operator](_numbers(version), _numbers(limit)) for operator, limit in limits)
+    return all(_COMPARE[sign](_numbers(version), _numbers(limit)) for sign, limit in limits)
 
 
 def _numbers(version: str) -> list[int]:
@@ -202,17 +205,13 @@ def _one_rollout() -> Check:
     """The smallest loop there is: one task goes to an agent, and its reward comes back."""
     store = InMemoryLightningStore()
     try:
-        Trainer(store=store, n_runners=1, progress="off").dev(rollout(_echo), [1.0])
+        Trainer(store=store, n_runners=1, progress="off").dev(rollout(lambda task: task), [1.0])
     except Exception as error:  # noqa: BLE001 # whatever it is, it is what the user wants to know
         return _wrong("rollout", f"A rollout failed: {type(error).__name__}: {error}", "Report it with this line.")
     done = asyncio.run(store.query_rollouts(status_in=["succeeded"]))
     if len(done) != 1:
         return _wrong("rollout", "A rollout did not succeed.", "Run `agl demo` and report what it prints.")
     return Check("rollout", "a task went to an agent, and its reward came back")
-
-
-def _echo(task: float) -> float:
-    return task
 
 
 def _add_arguments(parser: CommandParser) -> None:

@@ -14,7 +14,6 @@ from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.checkpoints import Checkpoint
-    from agentlightning.engine.codec import ChatCodec
     from agentlightning.engine.model import CausalModel
 
 __all__ = ["COMMAND", "Choice", "check_model", "check_torch", "export", "is_checkpoints", "main"]
@@ -93,7 +92,8 @@ def export(source: Path, out: Path, choice: Choice) -> str:
     check_replaceable(out)
     if is_checkpoints(source):
         checkpoint = _chosen(_of_policy(source, choice.policy), choice)
-        model, codec = _restored(checkpoint, choice.base)
+        model, codec = load(choice.base or _base_of(checkpoint), device="cpu")
+        model.load_state(checkpoint.model_state())
         notes = {name: checkpoint.progress.get(name) for name in ("version", "best")}
         extra: dict[str, Any] = {"step": checkpoint.step, **notes, "source": choice.base or _base_of(checkpoint)}
         what = f"step {checkpoint.step} of '{source}'"
@@ -189,15 +189,6 @@ def _base_of(checkpoint: "Checkpoint") -> str:
             f"The checkpoint '{checkpoint.folder}' does not say which model was trained; name it with --base."
         )
     return base
-
-
-def _restored(checkpoint: "Checkpoint", base: str | None) -> "tuple[CausalModel, ChatCodec]":
-    """The model that was trained, with the weights it had then."""
-    from agentlightning.engine.checkpoint import load
-
-    model, codec = load(base or _base_of(checkpoint), device="cpu")
-    model.load_state(checkpoint.model_state())
-    return model, codec
 
 
 COMMAND = Command(

@@ -222,16 +222,11 @@ class _ForegroundAgent(CommandAgent):
             environment.pop("AGL_MODEL")
             environment.pop("OPENAI_MODEL")
             environment |= {name: os.environ[name] for name in ("OPENAI_MODEL",) if name in os.environ}
-        return environment | _direct_way(environment, self.llm)
-
-
-def _direct_way(environment: dict[str, str], llm: ProxyLLM) -> dict[str, str]:
-    """Variables that keep calls to the proxy out of a proxy for the network, if there is one."""
-    if not any(environment.get(name) for name in _NETWORK_PROXIES):
-        return {}
-    host = urlsplit(llm.get_base_url(None, None)).hostname or ""
-    listed = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
-    return dict.fromkeys(("NO_PROXY", "no_proxy"), f"{listed},{host}" if listed else host)
+        if any(environment.get(name) for name in _NETWORK_PROXIES):  # calls to ours do not go through such a one
+            host = urlsplit(self.llm.get_base_url(None, None)).hostname or ""
+            listed = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
+            environment |= dict.fromkeys(("NO_PROXY", "no_proxy"), f"{listed},{host}" if listed else host)
+        return environment
 
 
 class _Session:

@@ -38,7 +38,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found)
     else:
-        sys.stdout.write("".join(f"{_printable(line)}\n" for line in lines))
+        shown = ("".join(one if one.isprintable() else " " for one in line) for line in lines)
+        sys.stdout.write("".join(f"{line}\n" for line in shown))
     return 0
 
 
@@ -60,10 +61,6 @@ async def _judged(store: LightningStore, wanted: str | None) -> tuple[dict[str, 
         close = getattr(store, "close", None)
         if close is not None:
             await close()
-
-
-def _printable(line: str) -> str:
-    return "".join(one if one.isprintable() else " " for one in line)
 
 
 COMMAND = Command(

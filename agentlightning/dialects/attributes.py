@@ -5,16 +5,20 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import orjson
 from opentelemetry.util.types import AttributeValue
 from pydantic import BaseModel
 
+from agentlightning.utils.json_values import JsonMapping, JsonObject
+
 __all__ = [
     "Assembler",
     "Attributes",
     "Dialect",
+    "Thing",
+    "ToolParts",
     "DialectName",
     "JsonObject",
     "as_json",
@@ -38,7 +42,11 @@ __all__ = [
 
 Attributes = dict[str, AttributeValue]
 DialectName = Literal["chat", "completions", "responses", "embeddings", "messages"]
-JsonObject = dict[str, Any]
+
+Thing: TypeAlias = Any
+"""An object of an SDK, or plain JSON; `field` reads either."""
+ToolParts: TypeAlias = tuple[Thing, Thing, Thing]
+"""Of a call, its id, name and arguments; of a tool, its name, description and schema."""
 
 PROMPT: Final = "gen_ai.prompt"
 COMPLETION: Final = "gen_ai.completion"
@@ -73,11 +81,11 @@ _SETTINGS = {
 class Assembler(Protocol):
     """Puts the events of a stream together to the response that would have come without one."""
 
-    def add(self, event: Mapping[str, Any]) -> bool:
+    def add(self, event: JsonMapping) -> bool:
         """Take one event; True if it brought a part of the answer."""
         ...
 
-    def response(self) -> Mapping[str, Any]: ...
+    def response(self) -> JsonMapping: ...
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,13 @@ class Dialect:
     """One way of asking a model."""
 
     span_name: str
-    request_attributes: Callable[[Mapping[str, Any]], Attributes]
-    response_attributes: Callable[[Any], Attributes]
+    request_attributes: Callable[[JsonMapping], Attributes]
+    response_attributes: Callable[[Thing], Attributes]
     assembler: Callable[[], Assembler] | None = None
     """None, if answers do not stream."""
 
 
-def field(thing: Any, name: str) -> Any:
+def field(thing: Thing, name: str) -> Thing:
     """A field of an object or of a mapping; None if it has none."""
     if type(thing) is dict or isinstance(thing, Mapping):
         return thing.get(name)
@@ -101,7 +109,7 @@ def field(thing: Any, name: str) -> Any:
     return plain.get(name) if plain is not thing else getattr(thing, name, None)
 
 
-def opened(thing: Any) -> Any:
+def opened(thing: Thing) -> Thing:
     """The fields of a pydantic model as a dictionary, which is quicker to read many of; anything else as it is.
 
     To ask a model for what it has not costs more than all of its fields.
@@ -112,13 +120,13 @@ def opened(thing: Any) -> Any:
     return {**thing.__dict__, **extra} if extra else thing.__dict__
 
 
-def reader(thing: Any) -> Callable[[str], Any]:
+def reader(thing: Thing) -> Callable[[str], Thing]:
     """Gives the fields of a thing by their names, as `field` does; quicker where many are read."""
     plain = opened(thing)
     return plain.get if type(plain) is dict else functools.partial(field, plain)
 
 
-def items(things: Any) -> Iterable[Any]:
+def items(things: Thing) -> Iterable[Thing]:
     """The things of a list; none, if it is not one."""
     return things if isinstance(things, (list, tuple)) else ()
 
@@ -128,7 +136,7 @@ def plain_text(value: Any) -> str:
     return str(value.value if isinstance(value, Enum) else value)
 
 
-def text_of(content: Any, text_types: tuple[str, ...] = ("text", "input_text", "output_text")) -> str | None:
+def text_of(content: Thing, text_types: tuple[str, ...] = ("text", "input_text", "output_text")) -> str | None:
     """Content of a message as text: that of its parts where all are text, the parts as JSON otherwise."""
     if content is None or isinstance(content, str):
         return content
@@ -153,7 +161,7 @@ def as_json(value: Any) -> str:
             return _shown(value)
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Thing:
     if isinstance(value, BaseModel):  # its fields, and what came besides them
         return {**vars(value), **(value.model_extra or {})}
     return _shown(value)
@@ -166,7 +174,7 @@ def _shown(value: Any) -> str:
         return object.__repr__(value)
 
 
-def write_request(attributes: Attributes, body: Mapping[str, Any], *, system: str) -> None:
+def write_request(attributes: Attributes, body: JsonMapping, *, system: str) -> None:
     """The model's name and the settings of a request."""
     attributes["gen_ai.system"] = system
     for name, value in body.items():
@@ -183,7 +191,7 @@ def write_request(attributes: Attributes, body: Mapping[str, Any], *, system: st
 
 
 def write_message(
-    attributes: Attributes, prefix: str, *, role: Any, content: Any = None, tool_call_id: str | None = None
+    attributes: Attributes, prefix: str, *, role: Thing, content: Any = None, tool_call_id: str | None = None
 ) -> None:
     """One message; its content may be text, parts, or missing."""
     attributes[f"{prefix}.role"] = plain_text(role)
@@ -194,7 +202,7 @@ def write_message(
         attributes[f"{prefix}.tool_call_id"] = tool_call_id
 
 
-def write_tool_calls(attributes: Attributes, prefix: str, calls: Iterable[tuple[Any, Any, Any]]) -> None:
+def write_tool_calls(attributes: Attributes, prefix: str, calls: Iterable[ToolParts]) -> None:
     """Calls of tools, each an id, a name and arguments."""
     for number, (call_id, name, arguments) in enumerate(calls):
         here = f"{prefix}.tool_calls.{number}"
@@ -204,7 +212,7 @@ def write_tool_calls(attributes: Attributes, prefix: str, calls: Iterable[tuple[
         attributes[f"{here}.arguments"] = as_json({} if arguments is None else arguments)
 
 
-def write_tools(attributes: Attributes, tools: Iterable[tuple[Any, Any, Any]]) -> None:
+def write_tools(attributes: Attributes, tools: Iterable[ToolParts]) -> None:
     """Definitions of tools, each a name, a description and a schema."""
     for number, (name, description, schema) in enumerate(tools):
         here = f"gen_ai.request.functions.{number}"
@@ -213,7 +221,7 @@ def write_tools(attributes: Attributes, tools: Iterable[tuple[Any, Any, Any]]) -
         attributes[f"{here}.parameters"] = as_json(schema or {})
 
 
-def write_response(attributes: Attributes, response: Any) -> None:
+def write_response(attributes: Attributes, response: Thing) -> None:
     """What every response has: its id, the model that answered and, where it is told, the version of its weights."""
     read = reader(response)
     for name, known_as in _ABOUT_RESPONSES:
@@ -225,7 +233,7 @@ def write_response(attributes: Attributes, response: Any) -> None:
         attributes["agentlightning.weights_version"] = version
 
 
-def write_usage(attributes: Attributes, usage: Any) -> None:
+def write_usage(attributes: Attributes, usage: Thing) -> None:
     """How many tokens were read and written, whatever the dialect calls them."""
     if usage is None:
         return
@@ -245,7 +253,7 @@ def write_usage(attributes: Attributes, usage: Any) -> None:
         attributes["gen_ai.usage.cached_tokens"] = cached
 
 
-def _first_number(ask: Callable[[str], Any], *names: str) -> int | None:
+def _first_number(ask: Callable[[str], Thing], *names: str) -> int | None:
     for name in names:
         value = ask(name)
         if isinstance(value, int):
@@ -253,13 +261,13 @@ def _first_number(ask: Callable[[str], Any], *names: str) -> int | None:
     return None
 
 
-def write_token_ids(attributes: Attributes, name: str, ids: Any) -> None:
+def write_token_ids(attributes: Attributes, name: str, ids: Thing) -> None:
     """Token ids, as the text of a JSON list: OpenTelemetry takes ten times as long to copy a list of integers."""
     if ids and isinstance(ids, (list, tuple)):
         attributes[name] = orjson.dumps(ids, default=str).decode()
 
 
-def response_ids(response: Any, choice: Any, number: int) -> Any:
+def response_ids(response: Thing, choice: Thing, number: int) -> Thing:
     """The token ids of one choice, where the servers we know put them."""
     of_choices = field(response, "response_token_ids")  # a list for each choice, from servers before vLLM 0.10.2
     if of_choices and isinstance(of_choices, (list, tuple)):
@@ -270,14 +278,14 @@ def response_ids(response: Any, choice: Any, number: int) -> Any:
     return field(choice, "token_ids") or field(field(choice, "provider_specific_fields"), "token_ids")
 
 
-def keep_known(known: dict[str, Any], event: Mapping[str, Any]) -> None:
+def keep_known(known: JsonObject, event: JsonMapping) -> None:
     """What one chunk of a stream says of the whole answer."""
     for name in ("id", "model", "usage", PROMPT_IDS, RESPONSE_IDS, WEIGHTS_VERSION):
         if event.get(name) is not None:
             known[name] = event[name]
 
 
-def write_logprobs(attributes: Attributes, name: str, entries: Any) -> None:
+def write_logprobs(attributes: Attributes, name: str, entries: Thing) -> None:
     """Log-probabilities, one entry a token, as the text of a JSON list."""
     if entries:
         attributes[name] = as_json(entries)

@@ -1,11 +1,21 @@
 """Chat completions, as OpenAI, vLLM and most others speak them."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, field, items, opened, reader
+from agentlightning.dialects.attributes import (
+    Attributes,
+    Dialect,
+    JsonObject,
+    Thing,
+    ToolParts,
+    field,
+    items,
+    opened,
+    reader,
+)
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
     ModelOutput,
@@ -18,6 +28,7 @@ from agentlightning.dialects.output import (
     write_openai_usage,
 )
 from agentlightning.dialects.sse import DONE
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = ["DIALECT", "ChatAssembler", "ChatReader", "ChatWriter", "function_call", "read_output", "write_output"]
 
@@ -26,7 +37,7 @@ _TEXTS: Final = ("content", "refusal", "reasoning_content", "reasoning")
 """Parts of an answer that come in pieces."""
 
 
-def request_attributes(body: Mapping[str, Any]) -> Attributes:
+def request_attributes(body: JsonMapping) -> Attributes:
     attributes: Attributes = {}
     fields.write_request(attributes, body, system="openai")
     for number, message in enumerate(items(body.get("messages"))):
@@ -35,7 +46,7 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
     return attributes
 
 
-def _write_message(attributes: Attributes, prefix: str, message: Any) -> None:
+def _write_message(attributes: Attributes, prefix: str, message: Thing) -> None:
     content = field(message, "content")
     if type(message) is dict and type(content) is str and message.keys() == _PLAIN_MESSAGE:  # as most
         attributes[f"{prefix}.role"] = fields.plain_text(message["role"])
@@ -51,7 +62,7 @@ def _write_message(attributes: Attributes, prefix: str, message: Any) -> None:
     fields.write_tool_calls(attributes, prefix, _tool_calls(message))
 
 
-def _tool_calls(message: Any) -> Iterator[tuple[Any, Any, Any]]:
+def _tool_calls(message: Thing) -> Iterator[ToolParts]:
     for call in items(field(message, "tool_calls")):
         function = field(call, "function") or field(call, "custom")
         arguments = field(function, "arguments")
@@ -65,15 +76,13 @@ def _tool_calls(message: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield None, field(called, "name"), field(called, "arguments")
 
 
-def _tools(body: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
-    for tool in items(body.get("tools")):
+def _tools(body: JsonMapping) -> Iterator[ToolParts]:
+    for tool in (*items(body.get("tools")), *items(body.get("functions"))):
         function = field(tool, "function") or field(tool, "custom") or tool
         yield field(function, "name"), field(function, "description"), field(function, "parameters")
-    for function in items(body.get("functions")):
-        yield field(function, "name"), field(function, "description"), field(function, "parameters")
 
 
-def response_attributes(response: Any) -> Attributes:
+def response_attributes(response: Thing) -> Attributes:
     attributes: Attributes = {}
     response = opened(response)
     fields.write_response(attributes, response)
@@ -95,17 +104,14 @@ def response_attributes(response: Any) -> Attributes:
             ids = fields.response_ids(response, choice, number)
             fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)
             fields.write_logprobs(attributes, f"{prefix}.logprobs", field(field(choice, "logprobs"), "content"))
-    _write_tokens(attributes, response, choices[0] if choices else None)
-    return attributes
-
-
-def _write_tokens(attributes: Attributes, response: Any, choice: Any) -> None:
-    prompt_ids = field(response, "prompt_token_ids") or field(choice, "prompt_token_ids")
+    first = choices[0] if choices else None
+    prompt_ids = field(response, "prompt_token_ids") or field(first, "prompt_token_ids")
     fields.write_token_ids(attributes, fields.PROMPT_IDS, prompt_ids)
-    fields.write_token_ids(attributes, fields.RESPONSE_IDS, fields.response_ids(response, choice, 0))
-    logprobs = field(choice, "logprobs")
+    fields.write_token_ids(attributes, fields.RESPONSE_IDS, fields.response_ids(response, first, 0))
+    logprobs = field(first, "logprobs")
     fields.write_logprobs(attributes, fields.LOGPROBS, field(logprobs, "content"))
     fields.write_logprobs(attributes, fields.REFUSAL_LOGPROBS, field(logprobs, "refusal"))
+    return attributes
 
 
 class _Choice:
@@ -114,13 +120,13 @@ class _Choice:
     def __init__(self) -> None:
         self.role = "assistant"
         self.texts: dict[str, list[str]] = {}
-        self.calls: dict[int, dict[str, Any]] = {}
+        self.calls: dict[int, JsonObject] = {}
         self.logprobs: dict[str, list[Any]] = {}
         self.token_ids: list[int] = []
         self.prompt_ids: Any = None
         self.finish_reason: str | None = None
 
-    def add(self, choice: Mapping[str, Any]) -> bool:
+    def add(self, choice: JsonMapping) -> bool:
         delta = choice.get("delta") or {}
         self.role = delta.get("role") or self.role
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
@@ -138,7 +144,7 @@ class _Choice:
             self._add_call(call)
         return bool(calls or any(delta.get(name) for name in _TEXTS))
 
-    def _add_call(self, delta: Mapping[str, Any]) -> None:
+    def _add_call(self, delta: JsonMapping) -> None:
         function = delta.get("function") or delta.get("custom") or {}
         number = delta.get("index")
         if number is None:  # some servers do not number them: then what has no name goes on with the last
@@ -148,9 +154,9 @@ class _Choice:
         known["name"] = function.get("name") or known["name"]
         known["parts"].append(function.get("arguments") or function.get("input") or "")
 
-    def response(self) -> dict[str, Any]:
+    def response(self) -> JsonObject:
         texts = {name: "".join(parts) for name, parts in self.texts.items()}
-        message: dict[str, Any] = {"role": self.role, **texts}
+        message: JsonObject = {"role": self.role, **texts}
         if self.calls and not texts.get("content"):  # a whole answer has none then
             message["content"] = None
         message["tool_calls"] = [
@@ -170,17 +176,17 @@ class ChatAssembler:
     """Puts chunks of a chat completion together."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
+        self._known: JsonObject = {}
         self._choices: dict[int, _Choice] = {}
 
-    def add(self, event: Mapping[str, Any]) -> bool:
+    def add(self, event: JsonMapping) -> bool:
         fields.keep_known(self._known, event)
         has_spoken = False
         for choice in items(event.get("choices")):
             has_spoken |= self._choices.setdefault(choice.get("index") or 0, _Choice()).add(choice)
         return has_spoken
 
-    def response(self) -> Mapping[str, Any]:
+    def response(self) -> JsonMapping:
         return {**self._known, "choices": [choice.response() for _, choice in sorted(self._choices.items())]}
 
 
@@ -194,7 +200,7 @@ def function_call(call_id: str, name: str, arguments: str) -> JsonObject:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _reasoning_in(message: Mapping[str, Any]) -> tuple[str, str]:
+def _reasoning_in(message: JsonMapping) -> tuple[str, str]:
     """The reasoning in a message or delta, and the field that holds it."""
     for name in REASONING_FIELDS:
         if isinstance(message.get(name), str) and message[name]:
@@ -202,7 +208,7 @@ def _reasoning_in(message: Mapping[str, Any]) -> tuple[str, str]:
     return "", REASONING_FIELDS[0]
 
 
-def read_output(body: Mapping[str, Any]) -> ModelOutput:
+def read_output(body: JsonMapping) -> ModelOutput:
     choice = body["choices"][0]  # translated requests ask for one
     message = choice["message"]
     reasoning, reasoning_field = _reasoning_in(message)
@@ -229,12 +235,12 @@ def read_output(body: Mapping[str, Any]) -> ModelOutput:
     )
 
 
-def _stop_text(choice: Mapping[str, Any]) -> str | None:
+def _stop_text(choice: JsonMapping) -> str | None:
     reason = choice.get("stop_reason")  # vLLM's: the text, or the id of a token
     return reason if isinstance(reason, str) else None
 
 
-def write_output(output: ModelOutput, request: Mapping[str, Any]) -> JsonObject:
+def write_output(output: ModelOutput, request: JsonMapping) -> JsonObject:
     del request  # a chat repeats nothing of it
     message: JsonObject = {
         "role": "assistant",
@@ -267,7 +273,7 @@ class ChatReader(StreamReader):
         """Arguments that came before the name of their call."""
         self._last = -1
 
-    def read(self, event: Mapping[str, Any]) -> None:
+    def read(self, event: JsonMapping) -> None:
         self._output_id = self._output_id or event.get("id") or ""
         self.start(event.get("id"), event.get("model"), event.get("created"))
         if event.get("usage"):
@@ -279,7 +285,7 @@ class ChatReader(StreamReader):
             if choice.get("finish_reason"):
                 self.close(choice["finish_reason"], _stop_text(choice))
 
-    def _read_delta(self, delta: Mapping[str, Any]) -> None:
+    def _read_delta(self, delta: JsonMapping) -> None:
         reasoning, reasoning_field = _reasoning_in(delta)
         if reasoning:
             self.writer.add_text("reasoning", reasoning, reasoning_field)
@@ -290,7 +296,7 @@ class ChatReader(StreamReader):
         for call in delta.get("tool_calls") or ():
             self._read_call(call, call.get("function") or {})
 
-    def _read_call(self, call: Mapping[str, Any], function: Mapping[str, Any]) -> None:
+    def _read_call(self, call: JsonMapping, function: JsonMapping) -> None:
         name, number = function.get("name"), call.get("index")
         if number is None:
             number = self._last + 1 if name or self._last < 0 else self._last
@@ -310,7 +316,7 @@ class ChatReader(StreamReader):
 class ChatWriter(StreamWriter):
     """Writes chunks, with the usage at the end if the client asked for it."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
+    def __init__(self, request: JsonMapping) -> None:
         super().__init__(request)
         self._has_usage = bool((request.get("stream_options") or {}).get("include_usage"))
         self._frame: JsonObject = {}

@@ -1,15 +1,15 @@
 """Text completions: the API before chat, which servers for training still speak because it takes token ids."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, field, items
+from agentlightning.dialects.attributes import Attributes, Dialect, Thing, field, items
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 __all__ = ["DIALECT"]
 
 
-def request_attributes(body: Mapping[str, Any]) -> Attributes:
+def request_attributes(body: JsonMapping) -> Attributes:
     attributes: Attributes = {}
     fields.write_request(attributes, body, system="openai")
     for number, prompt in enumerate(_prompts(body.get("prompt"))):
@@ -24,7 +24,7 @@ def _prompts(prompt: Any) -> list[Any]:
     return [] if prompt is None else [prompt]
 
 
-def response_attributes(response: Any) -> Attributes:
+def response_attributes(response: Thing) -> Attributes:
     attributes: Attributes = {}
     fields.write_response(attributes, response)
     fields.write_usage(attributes, field(response, "usage"))
@@ -44,7 +44,7 @@ def response_attributes(response: Any) -> Attributes:
     return attributes
 
 
-def _logprobs(logprobs: Any) -> list[dict[str, Any]]:
+def _logprobs(logprobs: Thing) -> list[JsonObject]:
     """In the form that chat has."""
     tokens, values = field(logprobs, "tokens"), field(logprobs, "token_logprobs")
     if not tokens or not values:
@@ -56,10 +56,10 @@ class CompletionAssembler:
     """Puts chunks of a completion together."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
-        self._choices: dict[int, dict[str, Any]] = {}
+        self._known: JsonObject = {}
+        self._choices: dict[int, JsonObject] = {}
 
-    def add(self, event: Mapping[str, Any]) -> bool:
+    def add(self, event: JsonMapping) -> bool:
         fields.keep_known(self._known, event)
         has_spoken = False
         for choice in items(event.get("choices")):
@@ -77,7 +77,7 @@ class CompletionAssembler:
             has_spoken |= bool(choice.get("text"))
         return has_spoken
 
-    def response(self) -> Mapping[str, Any]:
+    def response(self) -> JsonMapping:
         return {**self._known, "choices": [choice for _, choice in sorted(self._choices.items())]}
 
 

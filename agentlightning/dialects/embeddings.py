@@ -1,15 +1,13 @@
 """Embeddings: recorded so that a trace is whole; the vectors themselves are not kept."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, as_json, field, items
+from agentlightning.dialects.attributes import Attributes, Dialect, Thing, as_json, field, items
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = ["DIALECT"]
 
 
-def request_attributes(body: Mapping[str, Any]) -> Attributes:
+def request_attributes(body: JsonMapping) -> Attributes:
     attributes: Attributes = {}
     fields.write_request(attributes, body, system="openai")
     if body.get("input") is not None:
@@ -17,7 +15,7 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
     return attributes
 
 
-def response_attributes(response: Any) -> Attributes:
+def response_attributes(response: Thing) -> Attributes:
     attributes: Attributes = {}
     fields.write_response(attributes, response)
     fields.write_usage(attributes, field(response, "usage"))

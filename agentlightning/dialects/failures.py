@@ -3,6 +3,7 @@
 Reading never raises: a backend that answers nonsense has failed all the same, and the client deserves to hear of it.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import Any, Final
 
 import orjson
 
-from agentlightning.dialects.attributes import DialectName
+from agentlightning.dialects.attributes import DialectName, Thing
 from agentlightning.dialects.sse import ServerSentEvent
 from agentlightning.errors import ProxyError
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 __all__ = ["BackendStreamError", "Failure", "error_body", "error_event", "failure_in_stream", "failure_of"]
 
@@ -90,9 +92,11 @@ def failure_of(dialect: DialectName, status: int, headers: Mapping[str, str], bo
     answer = _json(body)
     error = _error_in(answer)
     message = _message_in(error) or (_text_in(body) if answer is None else "")
+    known = {one.value: f" {one.phrase}" for one in HTTPStatus}
+    answered = f"The backend answered {status}{known.get(status, '')} to a {dialect} call"
     return Failure(
         status=status,
-        message=message or f"The backend answered {_status_words(status)} to a {dialect} call and did not say why.",
+        message=message or f"{answered} and did not say why.",
         kind=_word(error.get("type") or error.get("error_type")),
         code=_code_in(error, status),
         param=_word(error.get("param")),
@@ -107,19 +111,21 @@ def failure_in_stream(dialect: DialectName, data: bytes) -> Failure:
     if kind == "error":  # the type of the event, not of the error
         kind = None
     statuses = _ANTHROPIC_STATUSES if dialect == "messages" else {**_ANTHROPIC_STATUSES, **_OPENAI_STATUSES}
-    status = statuses.get(code or "") or statuses.get(kind or "") or _status_in(code) or 500
+    status = statuses.get(code or "") or statuses.get(kind or "") or 500
+    if code is not None and re.fullmatch("[45][0-9][0-9]", code):  # some backends give the status as the code
+        status = int(code)
     message = _message_in(error) or "The backend ended the stream with an error and did not say why."
     return Failure(status, message, kind, _code_in(error, status), _word(error.get("param")))
 
 
-def _json(body: bytes) -> Any:
+def _json(body: bytes) -> Thing:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
 
 
-def _error_in(answer: Any) -> Mapping[str, Any]:
+def _error_in(answer: Thing) -> JsonMapping:
     """The object that describes the error; one that a bare text or list becomes, where there is no object."""
     if isinstance(answer, list) and answer:  # some wrap it in a list
         answer = answer[0]
@@ -136,7 +142,7 @@ def _error_in(answer: Any) -> Mapping[str, Any]:
     return answer
 
 
-def _message_in(error: Mapping[str, Any]) -> str:
+def _message_in(error: JsonMapping) -> str:
     for name in ("message", "detail", "msg"):
         value = error.get(name)
         told = "; ".join(filter(None, map(_fault, value if isinstance(value, list) else [value])))
@@ -173,22 +179,10 @@ def _word(value: Any) -> str | None:
     return str(value) or None
 
 
-def _code_in(error: Mapping[str, Any], status: int) -> str | None:
+def _code_in(error: JsonMapping, status: int) -> str | None:
     """The error's code; vLLM and others repeat the status there, which says nothing new."""
     code = _word(error.get("code"))
     return None if code == str(status) else code
-
-
-def _status_in(code: str | None) -> int | None:
-    """The status that some backends give as the code."""
-    return int(code) if code and code.isdecimal() and len(code) == 3 and "400" <= code <= "599" else None
-
-
-def _status_words(status: int) -> str:
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
@@ -224,9 +218,11 @@ def _moment(date: str | None) -> float | None:
 
 def error_body(dialect: DialectName, failure: Failure) -> bytes:
     """The body of an error answer. `dialect` is the client's."""
-    if dialect == "messages":
-        return _dumped({"type": "error", "error": _anthropic_error(failure)})
-    return _dumped({"error": _openai_error(failure)})
+    if dialect != "messages":
+        return _dumped({"error": _openai_error(failure)})
+    otherwise = "invalid_request_error" if 400 <= failure.status < 500 else "api_error"
+    kind = failure.kind if failure.kind in _ANTHROPIC_STATUSES else _ANTHROPIC_TYPES.get(failure.status, otherwise)
+    return _dumped({"type": "error", "error": {"type": kind, "message": failure.message}})
 
 
 def error_event(dialect: DialectName, failure: Failure, *, sequence_number: int = 0) -> bytes:
@@ -245,33 +241,23 @@ def error_event(dialect: DialectName, failure: Failure, *, sequence_number: int 
     return ServerSentEvent(_dumped({**event, "sequence_number": sequence_number, "error": error}), "error").encoded()
 
 
-def _anthropic_error(failure: Failure) -> dict[str, Any]:
-    kind = failure.kind
-    if kind not in _ANTHROPIC_STATUSES:
-        kind = _ANTHROPIC_TYPES.get(failure.status)
-    if kind is None:
-        kind = "invalid_request_error" if 400 <= failure.status < 500 else "api_error"
-    return {"type": kind, "message": failure.message}
-
-
-def _openai_error(failure: Failure) -> dict[str, Any]:
+def _openai_error(failure: Failure) -> JsonObject:
     kind = failure.kind
     if kind is None or kind in _ONLY_ANTHROPIC:
-        kind = _OPENAI_TYPES.get(failure.status)
-    if kind is None:
-        kind = "invalid_request_error" if 400 <= failure.status < 500 else "server_error"
+        otherwise = "invalid_request_error" if 400 <= failure.status < 500 else "server_error"
+        kind = _OPENAI_TYPES.get(failure.status, otherwise)
     code = failure.code or _OPENAI_CODES.get(failure.status)
     return {"message": failure.message, "type": kind, "param": failure.param, "code": code}
 
 
-def _dumped(value: Mapping[str, Any]) -> bytes:
+def _dumped(value: JsonMapping) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # half a surrogate pair in a message, which is not text
         return orjson.dumps(_mended(value))
 
 
-def _mended(value: Any) -> Any:
+def _mended(value: Any) -> Thing:
     if isinstance(value, Mapping):
         return {name: _mended(entry) for name, entry in value.items()}
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -3,11 +3,12 @@
 Its messages, settings and results are written as those of a chat would be. Token ids are not among them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, field, items
+from agentlightning.dialects.attributes import Attributes, Thing, ToolParts, field, items
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = ["request_attributes", "response_attributes"]
 
@@ -20,7 +21,7 @@ _MADE_UP_ID: Final = "lc_run-"
 """How ids begin that LangChain gives to messages whose model gave none."""
 
 
-def request_attributes(asked: Sequence[Any], params: Mapping[str, Any], metadata: Mapping[str, Any]) -> Attributes:
+def request_attributes(asked: Sequence[Thing], params: JsonMapping, metadata: JsonMapping) -> Attributes:
     """The request.
 
     Args:
@@ -40,7 +41,7 @@ def request_attributes(asked: Sequence[Any], params: Mapping[str, Any], metadata
     return attributes
 
 
-def _write_message(attributes: Attributes, prefix: str, message: Any) -> None:
+def _write_message(attributes: Attributes, prefix: str, message: Thing) -> None:
     if isinstance(message, str):
         fields.write_message(attributes, prefix, role="user", content=message)
         return
@@ -51,7 +52,7 @@ def _write_message(attributes: Attributes, prefix: str, message: Any) -> None:
     fields.write_tool_calls(attributes, prefix, _tool_calls(message))
 
 
-def _role_of(message: Any) -> str:
+def _role_of(message: Thing) -> str:
     kind = fields.plain_text(field(message, "type")).removesuffix("MessageChunk").lower()
     if kind == "chat":
         kind = fields.plain_text(field(message, "role"))
@@ -61,12 +62,12 @@ def _role_of(message: Any) -> str:
     return role if role in _KNOWN_ROLES else "user"
 
 
-def _tool_calls(message: Any) -> Iterator[tuple[Any, Any, Any]]:
+def _tool_calls(message: Thing) -> Iterator[ToolParts]:
     for call in items(field(message, "tool_calls")):
         yield field(call, "id"), field(call, "name"), field(call, "args")
 
 
-def _tools(params: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+def _tools(params: JsonMapping) -> Iterator[ToolParts]:
     """In the shape of OpenAI or of Anthropic, which other providers follow."""
     for tool in items(params.get("tools") or params.get("functions")):
         described = field(tool, "function") or tool
@@ -74,7 +75,7 @@ def _tools(params: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
         yield field(described, "name"), field(described, "description"), schema
 
 
-def response_attributes(result: Any) -> Attributes:
+def response_attributes(result: Thing) -> Attributes:
     """The answer: an `LLMResult` for one prompt, with a generation for each choice."""
     attributes: Attributes = {}
     generations = [generation for choices in items(field(result, "generations")) for generation in items(choices)]
@@ -90,16 +91,10 @@ def response_attributes(result: Any) -> Attributes:
         if reason is not None:
             attributes[f"{prefix}.finish_reason"] = fields.plain_text(reason)
         if number == 0:
-            output = {**output, **told}
-            _write_identity(attributes, output, message)
+            output, given = {**output, **told}, field(message, "id")
+            own_id = given if isinstance(given, str) and not given.startswith(_MADE_UP_ID) else None
+            model = output.get("model_name") or output.get("model")
+            fields.write_response(attributes, {"id": output.get("id") or own_id, "model": model})
     usage = field(field(generations[0], "message"), "usage_metadata") if generations else None
     fields.write_usage(attributes, usage or output.get("token_usage") or output.get("usage"))
     return attributes
-
-
-def _write_identity(attributes: Attributes, output: Mapping[str, Any], message: Any) -> None:
-    """The model that answered and the id of its answer."""
-    given = field(message, "id")
-    own_id = given if isinstance(given, str) and not given.startswith(_MADE_UP_ID) else None
-    model = output.get("model_name") or output.get("model")
-    fields.write_response(attributes, {"id": output.get("id") or own_id, "model": model})

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, field, items
+from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, Thing, ToolParts, field, items
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
     ModelOutput,
@@ -16,14 +16,15 @@ from agentlightning.dialects.output import (
     arguments_object,
     arguments_text,
 )
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = ["DIALECT", "MessagesReader", "MessagesWriter", "read_output", "write_output"]
 
-_Entry = tuple[Any, Any, str | None, list[tuple[Any, Any, Any]]]
+_Entry = tuple[Any, Any, str | None, list[ToolParts]]
 """Role, content, the call it answers, and the tools it calls."""
 
 
-def request_attributes(body: Mapping[str, Any]) -> Attributes:
+def request_attributes(body: JsonMapping) -> Attributes:
     attributes: Attributes = {}
     fields.write_request(attributes, body, system="anthropic")
     entries: list[_Entry] = [("system", body["system"], None, [])] if body.get("system") else []
@@ -39,7 +40,7 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
     return attributes
 
 
-def _entries(message: Any) -> Iterator[_Entry]:
+def _entries(message: Thing) -> Iterator[_Entry]:
     """One message, or several: the results of tools are messages of their own in a chat."""
     role, content = field(message, "role") or "user", field(message, "content")
     if not isinstance(content, (list, tuple)):
@@ -54,18 +55,18 @@ def _entries(message: Any) -> Iterator[_Entry]:
         yield role, rest or None, None, calls
 
 
-def _calls(blocks: Any) -> list[tuple[Any, Any, Any]]:
+def _calls(blocks: Thing) -> list[ToolParts]:
     uses = [block for block in items(blocks) if field(block, "type") == "tool_use"]
     return [(field(use, "id"), field(use, "name"), field(use, "input")) for use in uses]
 
 
-def _texts(blocks: Any, kind: str) -> list[str]:
+def _texts(blocks: Thing, kind: str) -> list[str]:
     """What the blocks of a kind say, in the field of the same name."""
     said = [field(block, kind) for block in items(blocks) if field(block, "type") == kind]
     return [text for text in said if isinstance(text, str)]
 
 
-def response_attributes(response: Any) -> Attributes:
+def response_attributes(response: Thing) -> Attributes:
     attributes: Attributes = {}
     fields.write_response(attributes, response)
     fields.write_usage(attributes, field(response, "usage"))
@@ -89,11 +90,11 @@ class MessageAssembler:
     """Puts the events of a message together."""
 
     def __init__(self) -> None:
-        self._message: dict[str, Any] = {}
-        self._usage: dict[str, Any] = {}
-        self._blocks: dict[int, dict[str, Any]] = {}
+        self._message: JsonObject = {}
+        self._usage: JsonObject = {}
+        self._blocks: dict[int, JsonObject] = {}
 
-    def add(self, event: Mapping[str, Any]) -> bool:
+    def add(self, event: JsonMapping) -> bool:
         kind = event.get("type")
         if kind == "message_start":
             self._message = dict(event.get("message") or {})
@@ -101,21 +102,18 @@ class MessageAssembler:
         elif kind == "content_block_start":
             self._blocks[event.get("index") or 0] = {**(event.get("content_block") or {}), "json": ""}
         elif kind == "content_block_delta":
-            self._add_delta(event.get("index") or 0, event.get("delta") or {})
+            delta = event.get("delta") or {}
+            block = self._blocks.setdefault(event.get("index") or 0, {"type": "text", "json": ""})
+            for name in delta.keys() & {"text", "thinking"}:
+                block[name] = (block.get(name) or "") + delta[name]
+            block["json"] += delta.get("partial_json") or ""
             return True
         elif kind == "message_delta":
             self._message |= event.get("delta") or {}
             self._usage |= {name: value for name, value in (event.get("usage") or {}).items() if value is not None}
         return False
 
-    def _add_delta(self, number: int, delta: Mapping[str, Any]) -> None:
-        block = self._blocks.setdefault(number, {"type": "text", "json": ""})
-        for name in ("text", "thinking"):
-            if name in delta:
-                block[name] = (block.get(name) or "") + delta[name]
-        block["json"] += delta.get("partial_json") or ""
-
-    def response(self) -> Mapping[str, Any]:
+    def response(self) -> JsonMapping:
         blocks = [block for _, block in sorted(self._blocks.items())]
         for block in blocks:
             if block.get("type") == "tool_use" and block["json"]:
@@ -156,7 +154,7 @@ def _stop_reason(finish_reason: str, stop_text: str | None, *, has_calls: bool, 
     return {"stop_reason": reason, "stop_sequence": stop_sequence}
 
 
-def read_usage(usage: Mapping[str, Any]) -> TokenUsage:
+def read_usage(usage: JsonMapping) -> TokenUsage:
     cached, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
     return TokenUsage(
         prompt=(usage.get("input_tokens") or 0) + cached + written,
@@ -180,7 +178,7 @@ def write_usage(usage: TokenUsage) -> JsonObject:
     return written
 
 
-def read_output(body: Mapping[str, Any]) -> ModelOutput:
+def read_output(body: JsonMapping) -> ModelOutput:
     texts = {"text": "", "thinking": ""}
     calls: list[OutputCall] = []
     for block in body["content"]:
@@ -201,7 +199,7 @@ def read_output(body: Mapping[str, Any]) -> ModelOutput:
     )
 
 
-def write_output(output: ModelOutput, request: Mapping[str, Any]) -> JsonObject:
+def write_output(output: ModelOutput, request: JsonMapping) -> JsonObject:
     del request  # a message repeats nothing of it
     blocks: list[JsonObject] = []
     if output.reasoning:
@@ -232,7 +230,7 @@ class MessagesReader(StreamReader):
         """By block, the input in its first event while no delta has replaced it."""
         self._usage: JsonObject = {}
 
-    def read(self, event: Mapping[str, Any]) -> None:
+    def read(self, event: JsonMapping) -> None:
         kind = event["type"]
         if kind == "message_start":
             message = event["message"]
@@ -250,7 +248,7 @@ class MessagesReader(StreamReader):
         elif kind == "message_stop":
             self.end()
 
-    def _open(self, index: int, block: Mapping[str, Any]) -> None:
+    def _open(self, index: int, block: JsonMapping) -> None:
         kind = block["type"]
         if kind == "tool_use":
             self._inputs[index] = block.get("input")
@@ -259,7 +257,7 @@ class MessagesReader(StreamReader):
         elif kind in ("text", "thinking") and block.get(kind):
             self.writer.add_text("content" if kind == "text" else "reasoning", block[kind])
 
-    def _add(self, index: int, delta: Mapping[str, Any]) -> None:
+    def _add(self, index: int, delta: JsonMapping) -> None:
         kind = delta["type"]
         if kind == "text_delta":
             self.writer.add_text("content", delta["text"])
@@ -269,7 +267,7 @@ class MessagesReader(StreamReader):
             self._inputs.pop(index, None)
             self.writer.add_arguments(self._calls - 1, delta["partial_json"])
 
-    def _read_ending(self, event: Mapping[str, Any]) -> None:
+    def _read_ending(self, event: JsonMapping) -> None:
         delta = event.get("delta") or {}
         self._usage |= {name: value for name, value in (event.get("usage") or {}).items() if value is not None}
         self.usage = read_usage(self._usage)
@@ -283,7 +281,7 @@ class MessagesReader(StreamReader):
 class MessagesWriter(StreamWriter):
     """Writes events of blocks: each is opened, filled and closed before the next."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
+    def __init__(self, request: JsonMapping) -> None:
         super().__init__(request)
         self._blocks = 0
         self._open: TextKind | int | None = None

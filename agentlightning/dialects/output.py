@@ -6,7 +6,7 @@ every piece as it comes. Finish reasons are in the words of chat. Reading JSON o
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -14,6 +14,7 @@ import orjson
 
 from agentlightning.dialects.attributes import JsonObject
 from agentlightning.dialects.sse import ServerSentEvent
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = [
     "REASONING_FIELDS",
@@ -48,7 +49,7 @@ class TokenUsage:
     reasoning: int = 0
 
 
-def read_openai_usage(usage: Mapping[str, Any] | None, prompt: str, completion: str) -> TokenUsage:
+def read_openai_usage(usage: JsonMapping | None, prompt: str, completion: str) -> TokenUsage:
     """The usage of a chat or a response, which differ in how they call the prompt and the completion."""
     usage = usage or {}
     prompt_details = usage.get(f"{prompt}_tokens_details") or {}
@@ -104,7 +105,7 @@ class ModelOutput:
 class StreamWriter(ABC):
     """Writes the events of one stream in the dialect of the client; `StreamReader` says when each may be called."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
+    def __init__(self, request: JsonMapping) -> None:
         self.request = request
         self.events: list[ServerSentEvent] = []
         """Written and not sent yet."""
@@ -149,7 +150,7 @@ class StreamReader(ABC):
     _is_ended: bool = False
 
     @abstractmethod
-    def read(self, event: Mapping[str, Any]) -> None:
+    def read(self, event: JsonMapping) -> None:
         """Take one event that reports no error."""
 
     def start(self, output_id: str | None, model: str | None, created: float | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, field, items
+from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, Thing, ToolParts, field, items
 from agentlightning.dialects.failures import BackendStreamError, failure_in_stream
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
@@ -20,13 +20,14 @@ from agentlightning.dialects.output import (
     read_openai_usage,
     write_openai_usage,
 )
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = ["DIALECT", "ResponsesReader", "ResponsesWriter", "read_output", "reasoning_text", "write_output"]
 
 _LAST_EVENTS: Final = ("response.completed", "response.incomplete", "response.failed")
 
 
-def request_attributes(body: Mapping[str, Any]) -> Attributes:
+def request_attributes(body: JsonMapping) -> Attributes:
     attributes: Attributes = {}
     fields.write_request(attributes, body, system="openai")
     number = 0
@@ -41,7 +42,7 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
     return attributes
 
 
-def _write_item(attributes: Attributes, prefix: str, item: Any) -> None:
+def _write_item(attributes: Attributes, prefix: str, item: Thing) -> None:
     kind = field(item, "type")
     if kind in ("function_call", "custom_tool_call"):
         attributes[f"{prefix}.role"] = "assistant"
@@ -56,23 +57,23 @@ def _write_item(attributes: Attributes, prefix: str, item: Any) -> None:
         fields.write_message(attributes, prefix, role=role or "assistant", content=_plain(content))
 
 
-def _plain(content: Any) -> Any:
+def _plain(content: Thing) -> Thing:
     dump = getattr(content, "model_dump", None)
     return dump(exclude_none=True) if callable(dump) else content
 
 
-def _call(item: Any) -> tuple[Any, Any, Any]:
+def _call(item: Thing) -> ToolParts:
     arguments = field(item, "arguments")
     return field(item, "call_id"), field(item, "name"), arguments if arguments is not None else field(item, "input")
 
 
-def _tools(body: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+def _tools(body: JsonMapping) -> Iterator[ToolParts]:
     for tool in items(body.get("tools")):
         name = field(tool, "name") or field(tool, "type")  # those that run at OpenAI have no name
         yield name, field(tool, "description"), field(tool, "parameters")
 
 
-def response_attributes(response: Any) -> Attributes:
+def response_attributes(response: Thing) -> Attributes:
     attributes: Attributes = {}
     fields.write_response(attributes, response)
     fields.write_usage(attributes, field(response, "usage"))
@@ -97,7 +98,7 @@ def response_attributes(response: Any) -> Attributes:
     return attributes
 
 
-def _response_ids(response: Any) -> Any:
+def _response_ids(response: Thing) -> Thing:
     ids = field(response, "response_token_ids") or field(response, "token_ids")
     return ids[0] if ids and isinstance(ids[0], (list, tuple)) else ids
 
@@ -106,11 +107,11 @@ class ResponseAssembler:
     """Takes the response from the last event; of a stream that was cut, what had come until then."""
 
     def __init__(self) -> None:
-        self._response: Mapping[str, Any] = {}
+        self._response: JsonMapping = {}
         self._is_whole = False
         self._texts: list[str] = []
 
-    def add(self, event: Mapping[str, Any]) -> bool:
+    def add(self, event: JsonMapping) -> bool:
         kind = str(event.get("type") or "")
         if isinstance(event.get("response"), Mapping):
             self._response = event["response"]
@@ -119,7 +120,7 @@ class ResponseAssembler:
             self._texts.append(str(event.get("delta") or ""))
         return kind.endswith(".delta")
 
-    def response(self) -> Mapping[str, Any]:
+    def response(self) -> JsonMapping:
         if self._is_whole or not self._texts:
             return self._response
         said = {"type": "message", "content": [{"type": "output_text", "text": "".join(self._texts)}]}
@@ -131,7 +132,7 @@ DIALECT = Dialect("openai.responses", request_attributes, response_attributes, R
 
 # ---------------------------------------------------------------------- outputs, for translation
 
-_REPEATED: Final[Mapping[str, Any]] = {
+_REPEATED: Final[JsonMapping] = {
     "background": False,
     "instructions": None,
     "max_output_tokens": None,
@@ -171,19 +172,19 @@ _PART_TYPES: Final[Mapping[TextKind, str]] = {
 }
 
 
-def reasoning_text(item: Mapping[str, Any]) -> str:
+def reasoning_text(item: JsonMapping) -> str:
     """The text of a reasoning item, or its summary where it has no text."""
     return "\n\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
 
 
-def _finish_reason(response: Mapping[str, Any], *, has_calls: bool) -> str:
+def _finish_reason(response: JsonMapping, *, has_calls: bool) -> str:
     if response.get("status") == "incomplete":
         reason = (response.get("incomplete_details") or {}).get("reason")
         return "content_filter" if reason == "content_filter" else "length"
     return "tool_calls" if has_calls else "stop"
 
 
-def read_output(body: Mapping[str, Any]) -> ModelOutput:
+def read_output(body: JsonMapping) -> ModelOutput:
     if body.get("status") == "failed" or body.get("error"):
         raise BackendStreamError(failure_in_stream("responses", orjson.dumps(body)))
     texts = {"output_text": "", "refusal": "", "reasoning": ""}
@@ -209,7 +210,7 @@ def read_output(body: Mapping[str, Any]) -> ModelOutput:
     )
 
 
-def _started(request: Mapping[str, Any], output_id: str, model: str, created: float) -> JsonObject:
+def _started(request: JsonMapping, output_id: str, model: str, created: float) -> JsonObject:
     """A response that has only begun; nothing is stored, so its id cannot be referred to."""
     response: JsonObject = {"id": output_id, "object": "response", "created_at": created, "status": "in_progress"}
     response |= {"model": model, "error": None, "incomplete_details": None, "output": [], "usage": None, "store": False}
@@ -217,17 +218,6 @@ def _started(request: Mapping[str, Any], output_id: str, model: str, created: fl
         value = request.get(name)
         response[name] = default if value is None else value
     return response
-
-
-def _ended(response: JsonObject, output: list[JsonObject], finish_reason: str, usage: TokenUsage) -> JsonObject:
-    reason = _INCOMPLETE_REASONS.get(finish_reason)
-    return {
-        **response,
-        "status": "incomplete" if reason else "completed",
-        "incomplete_details": {"reason": reason} if reason else None,
-        "output": output,
-        "usage": write_openai_usage(usage, "input", "output"),
-    }
 
 
 def _part(kind: TextKind, text: str) -> JsonObject:
@@ -243,23 +233,21 @@ def _text_item(response_id: str, number: int, kind: TextKind, parts: list[JsonOb
     return {**item, "status": "completed", "content": parts}
 
 
-def _call_item(response_id: str, number: int, call: OutputCall) -> JsonObject:
-    item: JsonObject = {"id": f"fc_{response_id}_{number}", "type": "function_call", "status": "completed"}
-    return {**item, "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
-
-
-def write_output(output: ModelOutput, request: Mapping[str, Any]) -> JsonObject:
-    items: list[JsonObject] = []
+def write_output(output: ModelOutput, request: JsonMapping) -> JsonObject:
+    """The response that a stream of the same output ends with."""
+    writer = ResponsesWriter(request)
+    writer.start(output.output_id, output.model, output.created or time.time())
     if output.reasoning:
-        items.append(_text_item(output.output_id, 0, "reasoning", [_part("reasoning", output.reasoning)]))
-    parts = [_part("content", output.text)] if output.text or not (output.refusal or output.calls) else []
-    parts += [_part("refusal", output.refusal)] if output.refusal else []
-    if parts:
-        items.append(_text_item(output.output_id, len(items), "content", parts))
-    for call in output.calls:
-        items.append(_call_item(output.output_id, len(items), call))
-    response = _started(request, output.output_id, output.model, output.created or int(time.time()))
-    return _ended(response, items, output.finish_reason, output.usage)
+        writer.add_text("reasoning", output.reasoning)
+    if output.text or not (output.refusal or output.calls):
+        writer.add_text("content", output.text)
+    if output.refusal:
+        writer.add_text("refusal", output.refusal)
+    for number, call in enumerate(output.calls):
+        writer.open_call(number, call.call_id, call.name)
+        writer.add_arguments(number, call.arguments)
+    writer.close(output.finish_reason, None)
+    return writer.ended(output.usage)
 
 
 class ResponsesReader(StreamReader):
@@ -273,7 +261,7 @@ class ResponsesReader(StreamReader):
         self._reasoning: dict[int, tuple[str, int]] = {}
         """By place in the output, the event that brought reasoning first, and the part that it is in."""
 
-    def read(self, event: Mapping[str, Any]) -> None:
+    def read(self, event: JsonMapping) -> None:
         kind = event["type"]
         if kind in _TEXT_DELTAS:
             self.writer.add_text(_TEXT_DELTAS[kind], event["delta"])
@@ -292,7 +280,7 @@ class ResponsesReader(StreamReader):
             self.close(_finish_reason(event["response"], has_calls=bool(self._calls)))
             self.end()
 
-    def _read_item(self, place: int, item: Mapping[str, Any], *, is_done: bool) -> None:
+    def _read_item(self, place: int, item: JsonMapping, *, is_done: bool) -> None:
         if item["type"] != "function_call":
             return
         if place not in self._calls:
@@ -305,7 +293,7 @@ class ResponsesReader(StreamReader):
         self._has_arguments.add(place)
         self.writer.add_arguments(self._calls[place], text)
 
-    def _read_reasoning(self, event: Mapping[str, Any], kind: str) -> None:
+    def _read_reasoning(self, event: JsonMapping, kind: str) -> None:
         """Take the text or its summary, whichever comes first, but not both."""
         place, part = event["output_index"], event.get(_REASONING_DELTAS[kind]) or 0
         first, last = self._reasoning.get(place, (kind, part))
@@ -317,7 +305,7 @@ class ResponsesReader(StreamReader):
 class ResponsesWriter(StreamWriter):
     """Writes events of items: each is opened, filled and closed before the next."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
+    def __init__(self, request: JsonMapping) -> None:
         super().__init__(request)
         self._response: JsonObject = {}
         self._finish_reason = "stop"
@@ -349,7 +337,9 @@ class ResponsesWriter(StreamWriter):
     def open_call(self, number: int, call_id: str, name: str) -> None:
         self._close_item()
         self._call = number
-        self._open_item(_call_item(self._response["id"], len(self._output), OutputCall(call_id, name, "")))
+        item_id = f"fc_{self._response['id']}_{len(self._output)}"
+        item: JsonObject = {"id": item_id, "type": "function_call", "status": "completed"}
+        self._open_item({**item, "call_id": call_id, "name": name, "arguments": ""})
 
     def add_arguments(self, number: int, arguments: str) -> None:
         if self._call != number:
@@ -417,5 +407,16 @@ class ResponsesWriter(StreamWriter):
         self._finish_reason = finish_reason
 
     def end(self, usage: TokenUsage) -> None:
-        response = _ended(self._response, self._output, self._finish_reason, usage)
+        response = self.ended(usage)
         self._event(response["status"], response=response)
+
+    def ended(self, usage: TokenUsage) -> JsonObject:
+        """The whole response, after `close`."""
+        reason = _INCOMPLETE_REASONS.get(self._finish_reason)
+        return {
+            **self._response,
+            "status": "incomplete" if reason else "completed",
+            "incomplete_details": {"reason": reason} if reason else None,
+            "output": self._output,
+            "usage": write_openai_usage(usage, "input", "output"),
+        }

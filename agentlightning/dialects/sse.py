@@ -107,12 +107,10 @@ class SseParser:
         else:
             whole = bytes(pending[: end + 2])
             del pending[: end + 2]
-        if len(pending) > self._limit or (len(whole) > self._limit and self._has_too_large(whole)):
+        is_long = len(whole) > self._limit and max(map(len, whole.split(b"\n\n"))) > self._limit
+        if is_long or len(pending) > self._limit:
             raise InvalidStream(f"The backend sent an event of more than {self._limit} bytes, which is the limit.")
         return _events(whole)
-
-    def _has_too_large(self, whole: bytes) -> bool:
-        return any(len(block) > self._limit for block in whole.split(b"\n\n"))
 
 
 def _with_line_feeds(data: bytes) -> bytes:

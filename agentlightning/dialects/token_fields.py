@@ -5,9 +5,10 @@ are. What removes fields runs for every chunk of a stream and does little where 
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from agentlightning.dialects.attributes import DialectName
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 __all__ = [
     "asks_for_ids",
@@ -22,12 +23,12 @@ _ID_FIELDS: Final = ("prompt_token_ids", "token_ids", "response_token_ids")
 _INCLUDED_LOGPROBS: Final = "message.output_text.logprobs"
 
 
-def asks_for_ids(dialect: DialectName, body: Mapping[str, Any]) -> bool:
+def asks_for_ids(dialect: DialectName, body: JsonMapping) -> bool:
     """Whether a request asks for token ids itself."""
     return dialect in ("chat", "completions") and bool(body.get("return_token_ids"))
 
 
-def asks_for_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
+def asks_for_logprobs(dialect: DialectName, body: JsonMapping) -> bool:
     """Whether a request asks for log-probabilities itself; completions do with 0 too, for the chosen token alone."""
     if dialect == "chat":
         return bool(body.get("logprobs"))
@@ -39,7 +40,7 @@ def asks_for_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
     return False
 
 
-def with_tokens_asked(dialect: DialectName, body: Mapping[str, Any], *, ids: bool, logprobs: bool) -> dict[str, Any]:
+def with_tokens_asked(dialect: DialectName, body: JsonMapping, *, ids: bool, logprobs: bool) -> JsonObject:
     """A copy of a request that asks for them as well; what it asks for itself stays."""
     asking = dict(body)
     if dialect not in ("chat", "completions"):
@@ -51,7 +52,7 @@ def with_tokens_asked(dialect: DialectName, body: Mapping[str, Any], *, ids: boo
     return asking
 
 
-def with_usage_asked(dialect: DialectName, body: Mapping[str, Any]) -> dict[str, Any]:
+def with_usage_asked(dialect: DialectName, body: JsonMapping) -> JsonObject:
     """A copy of a request that asks for the usage at the end of its stream, where a dialect must be asked."""
     asking = dict(body)
     if dialect in ("chat", "completions") and body.get("stream"):
@@ -59,7 +60,7 @@ def with_usage_asked(dialect: DialectName, body: Mapping[str, Any]) -> dict[str,
     return asking
 
 
-def without_unasked(dialect: DialectName, answer: dict[str, Any], asked: Mapping[str, Any]) -> bool:
+def without_unasked(dialect: DialectName, answer: JsonObject, asked: JsonMapping) -> bool:
     """Remove from an answer or a chunk, in place, the token fields that the client's request did not ask for.
 
     Args:
@@ -87,17 +88,13 @@ def without_unasked(dialect: DialectName, answer: dict[str, Any], asked: Mapping
     return is_changed
 
 
-def _without_ids(holder: dict[str, Any]) -> bool:
+def _without_ids(holder: JsonObject) -> bool:
     """Remove ids; a field that is there and empty stays, as servers send it to those who did not ask."""
-    is_changed = False
-    for name in _ID_FIELDS:
-        if holder.get(name) is not None:
-            del holder[name]
-            is_changed = True
-    return is_changed
+    removed = [holder.pop(name) for name in _ID_FIELDS if holder.get(name) is not None]
+    return bool(removed)
 
 
-def is_unasked_usage_chunk(chunk: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+def is_unasked_usage_chunk(chunk: JsonMapping, asked: JsonMapping) -> bool:
     """Whether a chunk holds nothing but a usage that the client's request did not ask for."""
     if chunk.get("choices") or chunk.get("usage") is None or "choices" not in chunk:
         return False

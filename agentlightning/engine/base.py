@@ -7,7 +7,9 @@ these methods, and one with `create` that `GRPO(engine=…)` takes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +39,7 @@ class Engine(Protocol):
 
     def is_running(self) -> bool: ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         """What the engine reports of itself; EngineError with its last words if it has ended."""
         ...
 
@@ -45,7 +47,7 @@ class Engine(Protocol):
         """Sample from these weights; returns when it does. Weights that do not fit are an EngineError."""
         ...
 
-    def model_config(self) -> dict[str, Any]:
+    def model_config(self) -> JsonObject:
         """Its entry in the model list of `LLMProxy`, of the version that was published last."""
         ...
 
@@ -88,7 +90,7 @@ class TokenEngine(Protocol):
         """Sample from a prompt; returns at once. InvalidRequest where that cannot be done."""
         ...
 
-    def statistics(self) -> dict[str, Any]: ...
+    def statistics(self) -> JsonObject: ...
 
 
 @dataclass(frozen=True)

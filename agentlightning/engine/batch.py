@@ -12,6 +12,7 @@ hash of everything up to the end of the block.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -99,21 +100,16 @@ class Batch:
 
     def _admit_group(self, group: Sequence[SequenceState], version: int) -> None:
         slots: list[int] = []
-        try:
+        with self._failing(slots, group):
             if self._cache is None:
                 self._cache = self.model.new_cache(self.slots, self.length)
             for sequence in group:
                 slots.append(self._take_slot(sequence))  # noqa: PERF401 # those before one that fails are known
             logits = self._read(group, slots)
-        except Exception as error:  # noqa: BLE001 # whatever went wrong belongs to the callers of this step
-            self._fail(slots, error)
-            for sequence in group[len(slots) :]:
-                sequence.fail(EngineError(f"A step of the model failed: {error!r}"))
-            return
-        if self.model.shares_prefixes:
-            for slot, sequence in zip(slots, group, strict=True):
-                self._held.hold(slot, sequence.prompt)
-        self._sample(logits, slots, version)
+            if self.model.shares_prefixes:
+                for slot, sequence in zip(slots, group, strict=True):
+                    self._held.hold(slot, sequence.prompt)
+            self._sample(logits, slots, version)
 
     def step(self, version: int) -> None:
         """Sample one more token for every sequence."""
@@ -124,13 +120,10 @@ class Batch:
         self.steps += 1
         slots = range(count)
         sequences = self._at(slots)
-        try:
+        with self._failing(slots):
             tokens = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
             positions = torch.tensor([sequence.cached for sequence in sequences])
             logits = self.model.decode(tokens, positions, self._cache, count)
-        except Exception as error:  # noqa: BLE001 # as above
-            self._fail(slots, error)
-        else:
             self._sample(logits, slots, version)
 
     def fail_all(self, error: Exception) -> None:
@@ -179,11 +172,7 @@ class Batch:
 
     def _sample(self, logits: Tensor, slots: Sequence[int], version: int) -> None:
         sequences = self._at(slots)
-        try:
-            picked = sample_tokens(logits, sequences)
-        except Exception as error:  # noqa: BLE001 # as above
-            self._fail(slots, error)
-            return
+        picked = sample_tokens(logits, sequences)
         self.sampled += len(sequences)
         for number, (slot, sequence) in enumerate(zip(slots, sequences, strict=True)):
             logprob = picked.logprobs[number]
@@ -288,14 +277,21 @@ class Batch:
         if sequence is not None:
             sequence.fail(error)
 
-    def _fail(self, slots: Sequence[int], error: Exception) -> None:
-        logger.warning("A step of the model failed for %d sequences.", len(slots), exc_info=error)
-        for slot in slots:
+    @contextmanager
+    def _failing(self, slots: Sequence[int], group: Sequence[SequenceState] = ()) -> Iterator[None]:
+        """What goes wrong in the block fails the sequences in these slots, and those of the group without a slot."""
+        try:
+            yield
+        except Exception as error:
+            logger.warning("A step of the model failed for %d sequences.", len(slots), exc_info=error)
             failure = EngineError(f"A step of the model failed: {error!r}")
             failure.__cause__ = error
-            self._end(slot, failure)
-        if not self.running:
-            self._drop_cache()  # whatever state the failure left it in
+            for slot in slots:
+                self._end(slot, failure)
+            for sequence in group[len(slots) :]:
+                sequence.fail(failure)
+            if not self.running:
+                self._drop_cache()  # whatever state the failure left it in
 
 
 def _grouped(arriving: Sequence[SequenceState]) -> Iterator[list[SequenceState]]:

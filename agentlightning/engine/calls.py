@@ -8,7 +8,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.codec import ChatCodec, ContentDelta, Delta
@@ -130,7 +129,7 @@ class Call:
             raise
         for choice in self.choices:
             assert choice.future is not None
-            choice.future.add_done_callback(self._one_done)
+            choice.future.add_done_callback(lambda _: self._callbacks.post(self._count_down))
 
     def leave(self) -> None:
         """A client has gone; with the last one the sampling ends."""
@@ -149,9 +148,6 @@ class Call:
         self._is_notified = False
         if self.updated is not None:
             self.updated.set()
-
-    def _one_done(self, future: Any) -> None:
-        self._callbacks.post(self._count_down)
 
     def _count_down(self) -> None:
         self._left -= 1

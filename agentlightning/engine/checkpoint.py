@@ -12,9 +12,8 @@ adapters are merged. That of a tiny model has `tiny.json` in it besides.
 import importlib.util
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 import torch
@@ -29,6 +28,7 @@ from agentlightning.engine.tiny.files import DESCRIPTION_FILE, SHIPPED_FOLDER, l
 from agentlightning.engine.tiny.model import TinyModel
 from agentlightning.errors import ConfigurationError, EngineError
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.private_files import bring_to_disk
 
 __all__ = ["EXTRA_FILE", "check_replaceable", "load", "read_extra", "save_model"]
@@ -115,7 +115,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def save_model(model: CausalModel, codec: ChatCodec, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+def save_model(model: CausalModel, codec: ChatCodec, folder: Path, extra: JsonMapping | None = None) -> None:
     """Write a model with its chat format and some notes; a folder that is there already is replaced.
 
     Args:
@@ -156,7 +156,7 @@ def check_replaceable(folder: Path) -> None:
         raise ConfigurationError(f"'{folder}' holds something else than a model; name a new folder, or an empty one.")
 
 
-def read_extra(folder: Path) -> dict[str, Any]:
+def read_extra(folder: Path) -> JsonObject:
     """The notes that were saved with a model; none for another program's folder."""
     path = folder / EXTRA_FILE
     if not path.is_file():

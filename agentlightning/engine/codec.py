@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from agentlightning.utils.json_values import JsonObject
+
 __all__ = [
     "Message",
     "ToolDefinition",
@@ -39,7 +41,7 @@ class ToolCall:
     arguments: str
     """JSON text, unless the model wrote something else."""
 
-    def as_message_part(self) -> dict[str, Any]:
+    def as_message_part(self) -> JsonObject:
         """The entry of `tool_calls` in an assistant's message."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 

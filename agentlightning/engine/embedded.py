@@ -26,6 +26,7 @@ from agentlightning.engine.child import ChildProgram
 from agentlightning.engine.vllm.options import VllmOptions
 from agentlightning.errors import ConfigurationError, EngineError
 from agentlightning.utils.child_process import ProgramPlan, python_path
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from agentlightning.engine.base import Engine, EngineChoice, EngineRequest
@@ -79,7 +80,7 @@ class EngineServer:
         self.api_key = secrets.token_urlsafe(_KEY_BYTES)
         """What callers must show; `model_config` hands it to the proxy."""
         self._weights_key = secrets.token_urlsafe(_KEY_BYTES)
-        self._settings: dict[str, Any] = {
+        self._settings: JsonObject = {
             "model": model,
             "host": host,
             "port": port,
@@ -91,7 +92,7 @@ class EngineServer:
             "name": name,
             "log_level": logging.getLevelName(log_level) if isinstance(log_level, int) else log_level,
         }
-        self._served: dict[str, Any] = {}
+        self._served: JsonObject = {}
         """What the child wrote when it was ready."""
         self._shares_gpu = True
         """Until sharing GPU memory with the child fails."""
@@ -110,7 +111,7 @@ class EngineServer:
     def model_name(self) -> str:
         return str(self._announced("model_name"))
 
-    def model_config(self) -> dict[str, Any]:
+    def model_config(self) -> JsonObject:
         """Its entry in the model list of `LLMProxy`."""
         parameters = {"model": f"agl/{self.model_name}", "api_base": self.address, "api_key": self.api_key}
         return {"model_name": self.model_name, "litellm_params": parameters}
@@ -167,7 +168,7 @@ class EngineServer:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         """What `/agl/status` returns."""
         return self._request("GET", "/agl/status", key=self.api_key)
 
@@ -224,7 +225,7 @@ class EngineServer:
             raise EngineError(f"The engine's server has no {name} before it is started.")
         return self._served[name]
 
-    def _request(self, method: str, path: str, content: Any = None, *, key: str) -> dict[str, Any]:
+    def _request(self, method: str, path: str, content: Any = None, *, key: str) -> JsonObject:
         if not self.is_running():
             raise self._child.ended() if self._folders else EngineError(_NOT_RUNNING)
         connection = http.client.HTTPConnection(self.host, self._served["port"], timeout=RESPONSE_SECONDS)

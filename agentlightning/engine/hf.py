@@ -25,6 +25,7 @@ from agentlightning.engine.model import CausalModel
 from agentlightning.engine.weights import copy_weights, round_by_chance
 from agentlightning.errors import EngineError
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["HfModel", "load_hf", "round_weights"]
 
@@ -140,7 +141,7 @@ class HfModel:
 
     def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
         """As `CausalModel` says; padding on the right is hidden by causality alone."""
-        options: dict[str, Any] = {"use_cache": False}
+        options: JsonObject = {"use_cache": False}
         if len(attention_lengths) > len(ids):
             options |= hf_kernels.row_arguments(attention_lengths.tolist(), ids.device)
         if self.head() is not None:
@@ -286,8 +287,8 @@ def load_hf(
             which that began; they are rounded by chance, or the difference would be lost.
     """
     transformers: Any = importlib.import_module("transformers")
-    where: dict[str, Any] = {"local_files_only": True}
-    how: dict[str, Any] = {"dtype": torch.float32 if is_trained else dtype, "attn_implementation": "sdpa"}
+    where: JsonObject = {"local_files_only": True}
+    how: JsonObject = {"dtype": torch.float32 if is_trained else dtype, "attn_implementation": "sdpa"}
     if gguf_file is not None:
         where["gguf_file"] = gguf_file
         packing = getattr(transformers, "GgufConfig", None)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 from uuid import uuid4
@@ -38,6 +38,7 @@ from agentlightning.engine.codec import (
 )
 from agentlightning.engine.stop_text import IncrementalDecoder, StopText
 from agentlightning.errors import EngineError, InvalidRequest
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = ["HfChatCodec", "HfParser", "end_ids_of", "parsed_text"]
 
@@ -59,7 +60,7 @@ class HfChatCodec:
         *,
         end_ids: frozenset[int],
         remembered: int = REMEMBERED,
-        template_options: Mapping[str, Any] | None = None,
+        template_options: JsonMapping | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agentlightning.utils.json_values import JsonObject
+
 __all__ = [
     "GROUPED",
     "PACKED",
@@ -62,7 +64,7 @@ def use_groups(network: Any) -> None:
         network.set_attn_implementation(GROUPED)
 
 
-def row_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
+def row_arguments(lengths: Sequence[int], device: torch.device) -> JsonObject:
     """What a model of transformers is called with beside the ids of rows of these lengths, end to end."""
     positions = torch.cat([torch.arange(length) for length in lengths])
     ends = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,5 +33,5 @@ class AdapterWeights:
 
     tensors: dict[str, Tensor]
     """What `adapter_model.safetensors` holds, in 32 bits, on the learner's device; the learner's own memory."""
-    config: dict[str, Any]
+    config: JsonObject
     """What `adapter_config.json` holds."""

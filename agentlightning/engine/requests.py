@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from agentlightning.engine.codec import ChatCodec, Message, ToolDefinition
 from agentlightning.engine.sampling import Sampling
 from agentlightning.errors import InvalidRequest
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["CompletionRequest", "json_object", "parse_request"]
 
@@ -108,7 +109,7 @@ class _Body(BaseModel):
     )
     stop_token_ids: list[int] = Field([], description="a list of ids")
     stream: bool = False
-    stream_options: dict[str, Any] = {}
+    stream_options: JsonObject = {}
     return_token_ids: bool = False
 
     @field_validator("stop", mode="before")
@@ -120,7 +121,7 @@ class _Body(BaseModel):
 class _ChatBody(_Body):
     messages: list[Message] = Field(min_length=1, description="a list with at least one message")
     tools: list[ToolDefinition] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: str | JsonObject = "auto"
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT)
@@ -232,7 +233,7 @@ def parse_request(raw: bytes, codec: ChatCodec, *, is_chat: bool, max_length: in
     )
 
 
-def json_object(raw: bytes) -> dict[str, Any]:
+def json_object(raw: bytes) -> JsonObject:
     """The fields of a body; InvalidRequest for anything but a JSON object."""
     try:
         fields = orjson.loads(raw)

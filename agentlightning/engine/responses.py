@@ -24,6 +24,7 @@ from agentlightning.engine.codec import (
     parsed_message,
 )
 from agentlightning.engine.sampling import FinishReason
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["RemembersTurns", "Responses", "event"]
 
@@ -53,7 +54,7 @@ class Responses:
         self._memory = codec if isinstance(codec, RemembersTurns) else None
         self._texts: dict[int, tuple[str, list[int]]] = {}  # the text of a token, and its bytes
 
-    def whole(self, call: Call) -> dict[str, Any]:
+    def whole(self, call: Call) -> JsonObject:
         """The response to a call that is complete; raises what its generations raise."""
         request = call.request
         generations = [choice.generation for choice in call.choices]
@@ -88,14 +89,14 @@ class Responses:
 
     # ------------------------------------------------------------------ whole responses
 
-    def _head(self, call: Call, kind: str) -> dict[str, Any]:
+    def _head(self, call: Call, kind: str) -> JsonObject:
         """The fields that responses and chunks have in common."""
         identifier = f"{'chatcmpl' if call.request.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         return {"id": identifier, "object": kind, "created": int(time.time()), "model": self.model_name}
 
-    def _choice(self, call: Call, choice: Choice) -> dict[str, Any]:
+    def _choice(self, call: Call, choice: Choice) -> JsonObject:
         request, generation = call.request, choice.generation
-        entry: dict[str, Any] = {"index": choice.index}
+        entry: JsonObject = {"index": choice.index}
         is_cut = choice.parser is not None and choice.parser.is_stopped
         calls_tools = False
         if request.is_chat:
@@ -125,7 +126,7 @@ class Responses:
 
     def _logprobs(
         self, call: Call, ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[Mapping[int, float]] | None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         if call.request.is_chat:
             entries = [self._entry(one, logprob) for one, logprob in zip(ids, logprobs, strict=True)]
             for number, entry in enumerate(entries):
@@ -142,7 +143,7 @@ class Responses:
             "text_offset": [0, *accumulate(map(len, texts))][:-1],
         }
 
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+    def _entry(self, token_id: int, logprob: float) -> JsonObject:
         text, content = self._token(token_id)
         return {"token": text, "logprob": logprob, "bytes": content}
 
@@ -155,18 +156,20 @@ class Responses:
 
     # ------------------------------------------------------------------ streams
 
-    def _chunks(self, call: Call, choice: Choice) -> list[dict[str, Any]]:
+    def _chunks(self, call: Call, choice: Choice) -> list[JsonObject]:
         """What is new about a choice."""
         request = call.request
         is_done = choice.is_done  # before the pieces are taken, so that none comes after them
         if is_done:
             choice.generation  # noqa: B018 # raises, if that is how it ended
-        token_ids, logprobs, deltas = _taken(choice)
+        pieces = [choice.pieces.popleft() for _ in range(len(choice.pieces))]
+        token_ids, logprobs = [piece[0] for piece in pieces], [piece[1] for piece in pieces]
+        deltas = [delta for piece in pieces for delta in piece[2]]
         if is_done and choice.parser is not None:
             deltas += choice.parser.finish()
         if not (token_ids or is_done):
             return []
-        chunks: list[dict[str, Any]] = []
+        chunks: list[JsonObject] = []
         if not choice.has_begun:
             choice.has_begun = True
             if request.is_chat:
@@ -190,7 +193,7 @@ class Responses:
         return chunks
 
     def _add_tokens(
-        self, call: Call, choice: Choice, entry: dict[str, Any], token_ids: list[int], logprobs: list[float]
+        self, call: Call, choice: Choice, entry: JsonObject, token_ids: list[int], logprobs: list[float]
     ) -> None:
         request = call.request
         if request.wants_logprobs:
@@ -218,30 +221,18 @@ def _usage(call: Call) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _taken(choice: Choice) -> tuple[list[int], list[float], list[Delta]]:
-    token_ids: list[int] = []
-    logprobs: list[float] = []
-    deltas: list[Delta] = []
-    while choice.pieces:
-        token_id, logprob, new = choice.pieces.popleft()
-        token_ids.append(token_id)
-        logprobs.append(logprob)
-        deltas += new
-    return token_ids, logprobs, deltas
-
-
-def _chunk(call: Call, choice: Choice, body: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+def _chunk(call: Call, choice: Choice, body: JsonObject, finish_reason: str | None = None) -> JsonObject:
     entry = {"index": choice.index, **body, "logprobs": None, "finish_reason": finish_reason}
     return {"choices": [entry], "weights_version": call.version}
 
 
-def _body(call: Call, deltas: Sequence[Delta]) -> dict[str, Any]:
+def _body(call: Call, deltas: Sequence[Delta]) -> JsonObject:
     """Several deltas as one."""
     text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
     if not call.request.is_chat:
         return {"text": text}
-    body: dict[str, Any] = {"content": text} if text else {}
-    calls: list[dict[str, Any]] = []
+    body: JsonObject = {"content": text} if text else {}
+    calls: list[JsonObject] = []
     for delta in deltas:
         if isinstance(delta, ReasoningDelta):
             body["reasoning_content"] = body.get("reasoning_content", "") + delta.text

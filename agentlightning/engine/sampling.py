@@ -47,18 +47,11 @@ class Sampling:
     """How many alternatives are reported for every token."""
 
     def __post_init__(self) -> None:
+        most, is_warm = self.max_new_tokens, LEAST_TEMPERATURE <= self.temperature < math.inf
         rules = (
-            ("max_new_tokens", self.max_new_tokens >= 1, "it must be at least 1"),
-            (
-                "min_new_tokens",
-                0 <= self.min_new_tokens <= self.max_new_tokens,
-                f"it must lie between 0 and max_new_tokens ({self.max_new_tokens})",
-            ),
-            (
-                "temperature",
-                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < math.inf,
-                f"it must be 0 or at least {LEAST_TEMPERATURE:g}",
-            ),
+            ("max_new_tokens", most >= 1, "it must be at least 1"),
+            ("min_new_tokens", 0 <= self.min_new_tokens <= most, f"it must lie between 0 and max_new_tokens ({most})"),
+            ("temperature", is_warm or self.temperature == 0, f"it must be 0 or at least {LEAST_TEMPERATURE:g}"),
             ("top_p", 0 < self.top_p <= 1, "it must lie above 0 and not above 1"),
             ("top_k", self.top_k >= 0, "it must be 0 (all tokens) or more"),
             ("top_logprobs", self.top_logprobs >= 0, "it must be 0 or more"),

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.engine.sampling import GenerationFuture, OnToken, Sampling, SequenceState
 from agentlightning.engine.weights import check_finite, check_shapes
 from agentlightning.errors import EngineError, InvalidRequest
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["InferenceEngine"]
 
@@ -135,7 +136,7 @@ class InferenceEngine:
             self._wake()
         return new.taken
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> JsonObject:
         """Counts since the start, and how it is now."""
         batch = self._batch
         with self._changing:

@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -30,6 +30,7 @@ from agentlightning.engine.responses import Responses, event
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedReader, read_weights
 from agentlightning.errors import AgentLightningError, ConfigurationError, EngineError, InvalidRequest, NotAllowed
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["EngineApp"]
 
@@ -117,7 +118,7 @@ class EngineApp:
         finally:
             self.engine.close()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         return {
             "model": self.name,
             "served": self._served,

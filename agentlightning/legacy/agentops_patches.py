@@ -10,8 +10,8 @@ and that span gets the token ids and log-probabilities that training needs, so t
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from agentlightning.instrumentation.imports import is_installed
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.registry import Instrumentation
 from agentlightning.instrumentation.steps import guarded
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = [
     "AgentOpsLangchainPatch",
@@ -53,18 +54,10 @@ _HANDLER: Final = "agentops.integration.callbacks.langchain"
 _NATIVE: Final = "langgraph"
 
 
-@dataclass
-class _Service:
-    """AgentOps' hosted service."""
-
-    is_enabled: bool = False
-    """Whether it may be contacted while AgentOps is managed."""
-
-
 @functools.cache
-def _service() -> _Service:
-    """One for the process, as AgentOps' client is."""
-    return _Service()
+def _service() -> threading.Event:
+    """Set while AgentOps' hosted service may be contacted though AgentOps is managed."""
+    return threading.Event()
 
 
 @functools.cache
@@ -85,7 +78,7 @@ class _BorrowedProvider(trace.TracerProvider):
     def __init__(self, provider: Any) -> None:
         self._provider = provider
 
-    def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
+    def get_tracer(self, *args: object, **kwargs: object) -> trace.Tracer:
         tracer: trace.Tracer = self._provider.get_tracer(*args, **kwargs)
         return tracer
 
@@ -104,15 +97,16 @@ class _StatePatch(Patch):
 
     def set(self, owner: Any, **values: Any) -> None:
         """Give attributes values until the patch is undone; those that the program sets meanwhile stay."""
+        befores = {attribute: getattr(owner, attribute) for attribute in values}
+
+        def put_back() -> None:
+            for attribute, value in values.items():
+                if getattr(owner, attribute) is value:
+                    setattr(owner, attribute, befores[attribute])
+
         for attribute, value in values.items():
-            before = getattr(owner, attribute)
             setattr(owner, attribute, value)
-            self.when_undone(functools.partial(_put_back, owner, attribute, value, before))
-
-
-def _put_back(owner: Any, attribute: str, value: Any, before: Any) -> None:
-    if getattr(owner, attribute) is value:
-        setattr(owner, attribute, before)
+        self.when_undone(put_back)
 
 
 class _Adoption(_StatePatch):
@@ -177,8 +171,8 @@ class _Offline(_StatePatch):
 def _withheld(result: Any, concerns: Callable[[Any], bool] = lambda owner: True) -> Callable[..., Any]:
     """A wrapper that gives a result without making the call."""
 
-    def wrapper(original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        if _service().is_enabled or not concerns(owner):
+    def wrapper(original: Any, owner: Any, *args: object, **kwargs: object) -> Any:
+        if _service().is_set() or not concerns(owner):
             return original(owner, *args, **kwargs)
         return result
 
@@ -186,7 +180,7 @@ def _withheld(result: Any, concerns: Callable[[Any], bool] = lambda owner: True)
 
 
 async def _fetch_no_token(original: Any, client: Any, api_key: str) -> Any:
-    return await original(client, api_key) if _service().is_enabled else dict(_TOKEN)
+    return await original(client, api_key) if _service().is_set() else dict(_TOKEN)
 
 
 # ---------------------------------------------------------------------- spans of OpenAI's chats
@@ -219,7 +213,7 @@ def _with_tokens(original: Any, *args: Any, **kwargs: Any) -> Any:
     return attributes
 
 
-def _tokens_of(response: Any) -> Mapping[str, Any]:
+def _tokens_of(response: Any) -> JsonMapping:
     attributes = _CHAT.response_attributes(response)
     return {name: attributes[name] for name in _ADDED if name in attributes}
 
@@ -268,7 +262,7 @@ def enable_agentops_service(enabled: bool = True) -> None:
     It matters to a program that starts AgentOps itself, with a key of its own: what that exports is withheld unless
     this was called.
     """
-    _service().is_enabled = enabled
+    (_service().set if enabled else _service().clear)()
 
 
 # ---------------------------------------------------------------------- the handler of LangChain's callbacks
@@ -277,16 +271,12 @@ def enable_agentops_service(enabled: bool = True) -> None:
 class AgentOpsLangchainPatch(_StatePatch):
     """Takes away AgentOps' own instrumentor of LangGraph, and has its handler record chains by name."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._handler = _HandlerPatch()
-
     def change(self, module: ModuleType) -> None:
         instrumentation = importlib.import_module("agentops.instrumentation")
-        known = instrumentation.AGENTIC_LIBRARIES
+        known, handler = instrumentation.AGENTIC_LIBRARIES, _HandlerPatch()
         self.set(instrumentation, AGENTIC_LIBRARIES={name: known[name] for name in known if name != _NATIVE})
-        self.when_undone(self._handler.undo)
-        self._handler.apply()
+        self.when_undone(handler.undo)
+        handler.apply()
 
 
 class _HandlerPatch(Patch):
@@ -298,7 +288,7 @@ class _HandlerPatch(Patch):
         self.replace(module.LangchainCallbackHandler, "on_chain_start", _start_chain)
 
 
-def _start_chain(original: Any, handler: Any, serialized: Any, inputs: Any, **kwargs: Any) -> Any:
+def _start_chain(original: Any, handler: Any, serialized: Any, inputs: Any, **kwargs: object) -> Any:
     """LangChain says what a chain is called beside its serialized form, where AgentOps looks for the name."""
     name = kwargs.get("name")
     if name is not None:

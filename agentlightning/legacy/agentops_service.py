@@ -12,11 +12,12 @@ import urllib.request
 from collections.abc import Iterable
 from multiprocessing.process import BaseProcess
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from agentlightning.errors import ConfigurationError, TracingError
 from agentlightning.utils.child_process import end_process, leave_with_parent
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -72,7 +73,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing: exporters call several times a second."""
 
 
@@ -151,6 +152,6 @@ class AgentOpsServerManager:
             end_process(self.server_process)
         self.server_process = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         """The server belongs to this process; a copy in another one has none."""
         return {**self.__dict__, "server_process": None}

@@ -26,6 +26,7 @@ from agentlightning.legacy.agentops_patches import agentops_instrumentors, agent
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 
 __all__ = ["AgentOpsTracer", "LightningSpanProcessor"]
@@ -148,7 +149,7 @@ class AgentOpsTracer(OtelTracer):
         self.daemon = daemon
         self._held: tuple[Instrumentation, ...] = ()
 
-    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
+    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: object, **kwargs: object) -> None:
         super().init_worker(worker_id, store)
         if not self.agentops_managed or self._held:
             return
@@ -160,7 +161,7 @@ class AgentOpsTracer(OtelTracer):
             held.acquire()
             self._held = (*self._held, held)
 
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         while self._held:
             *others, last = self._held
             self._held = tuple(others)
@@ -180,5 +181,5 @@ class AgentOpsTracer(OtelTracer):
 
     get_langchain_callback_handler = get_langchain_handler
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         return {**super().__getstate__(), "_held": ()}

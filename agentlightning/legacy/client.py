@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 from weakref import WeakKeyDictionary
@@ -29,7 +29,8 @@ from agentlightning.legacy.results import as_rollout, is_report, rollout_from_re
 from agentlightning.types import ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskIfAny, TaskInput
 from agentlightning.utils.deadline import until
 from agentlightning.utils.deprecation import deprecated
-from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.json_values import JsonMapping, JsonObject
+from agentlightning.utils.loop_thread import run_in_loop
 from agentlightning.utils.once import fork_handlers
 
 __all__ = ["AgentLightningClient", "Callback"]
@@ -139,7 +140,7 @@ class AgentLightningClient:
         sample: TaskInput,
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
     ) -> str | None:
         """Have the server queue a task; the id of its rollout, or None if that failed."""
         payload = {"sample": sample, "mode": mode, "resources_id": resources_id, "metadata": metadata}
@@ -151,7 +152,7 @@ class AgentLightningClient:
         sample: TaskInput,
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
     ) -> str | None:
         """As `submit_task`."""
         return await asyncio.to_thread(self.submit_task, sample, mode, resources_id, metadata)
@@ -185,7 +186,7 @@ class AgentLightningClient:
         threading.Thread(target=self._follow_resources, args=[callback], name=RESOURCES_THREAD, daemon=True).start()
         return callback
 
-    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
+    def post_rollout(self, rollout: RolloutLegacy | JsonMapping | object) -> Json | None:
         """Report a result; the server's acknowledgement, or None if it was refused or could not be delivered.
 
         A result is a `RolloutLegacy`, a mapping of its fields with the `rollout_id` among them, or what an agent
@@ -196,15 +197,15 @@ class AgentLightningClient:
         """
         return self._deliver([self._result(rollout)], is_batch=False)
 
-    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
+    async def post_rollout_async(self, rollout: RolloutLegacy | JsonMapping | object) -> Json | None:
         """As `post_rollout`."""
         return await asyncio.to_thread(self._deliver, [self._result(rollout)], is_batch=False)
 
-    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
+    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | JsonMapping]) -> Json | None:
         """Report several results, each with its id, in one request."""
         return self._deliver([as_rollout(rollout) for rollout in rollouts], is_batch=True)
 
-    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
+    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | JsonMapping]) -> Json | None:
         """As `post_rollouts`."""
         return await asyncio.to_thread(self.post_rollouts, rollouts)
 
@@ -245,7 +246,7 @@ class AgentLightningClient:
         seen: ResourcesUpdate | None = None
         while not self._closed.is_set():
             began = time.monotonic()
-            query: dict[str, Any] = {"wait": RESOURCES_WAIT_SECONDS}
+            query: JsonObject = {"wait": RESOURCES_WAIT_SECONDS}
             if seen is not None:
                 query |= {"after": seen.resources_id, "version": seen.version}
             url = f"{self._url(self._latest_resources_uri)}?{urlencode(query)}"
@@ -373,12 +374,12 @@ class AgentLightningClient:
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         """Address and settings travel to another process; connections and callbacks stay behind."""
         own = ("_closed", "_session", "_is_in_trouble", "_open_tasks")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: JsonObject) -> None:
         self.__dict__.update(state)
         self._set_up()
 
@@ -428,18 +429,10 @@ def _caller() -> object:
 
 def call_back(callback: Callback, update: ResourcesUpdate) -> None:
     """Call with new resources; what the callback raises is logged, and the next update still comes."""
-
-    async def wait_for(result: Any) -> None:
-        await result
-
     try:
         result = callback(update)
         if inspect.isawaitable(result):
-            loop = LoopThread("agl-legacy-callback")
-            try:
-                loop.run(wait_for(result))
-            finally:
-                loop.stop()
+            run_in_loop(result, "agl-legacy-callback")
     except Exception:
         logger.exception("A callback failed for resources %s.", update.resources_id)
 

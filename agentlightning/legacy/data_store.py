@@ -26,7 +26,6 @@ from agentlightning.store.forwarding import innermost
 from agentlightning.store.local import LocalStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import (
-    Attempt,
     AttemptedRollout,
     NamedResources,
     Notice,
@@ -39,6 +38,7 @@ from agentlightning.types import (
     Task,
     TaskInput,
 )
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["ServerDataStore", "check_sendable"]
 
@@ -87,7 +87,7 @@ class ServerDataStore:
         sample: TaskInput,
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
     ) -> str:
         """Queue a task; the id of its rollout. InvalidValue if it could not be sent to a client."""
         check_sendable("A task", {"input": sample, "resources_id": resources_id, "metadata": metadata})
@@ -161,7 +161,11 @@ class ServerDataStore:
         A rollout the store does not know is created, so that a client outlives the server that gave it the task.
         """
         check_sendable("A result", rollout.model_dump())
-        attempt = await self._attempt_to_report(rollout)
+        attempt = await self.store.get_latest_attempt(rollout.rollout_id)
+        if attempt is None:
+            task = rollout.task or Task(rollout_id=rollout.rollout_id, input=None)
+            await self._queue(task.model_copy(update={"rollout_id": rollout.rollout_id}))
+            attempt = (await self.store.start_attempt(rollout.rollout_id)).attempt
         spans = spans_of(rollout, attempt, time.time())
         ids = (attempt.rollout_id, attempt.attempt_id)
         numbers = await self.store.get_many_span_sequence_ids([ids] * len(spans))
@@ -182,14 +186,6 @@ class ServerDataStore:
         self._queued_rollouts.pop(rollout.rollout_id, None)
         self._completed_rollouts[rollout.rollout_id] = None
 
-    async def _attempt_to_report(self, rollout: RolloutLegacy) -> Attempt:
-        attempt = await self.store.get_latest_attempt(rollout.rollout_id)
-        if attempt is not None:
-            return attempt
-        task = rollout.task or Task(rollout_id=rollout.rollout_id, input=None)
-        await self._queue(task.model_copy(update={"rollout_id": rollout.rollout_id}))
-        return (await self.store.start_attempt(rollout.rollout_id)).attempt
-
     async def retrieve_rollout(self, rollout_id: str) -> RolloutLegacy | None:
         """Take the result of a finished rollout; None if it is not finished, not known, or was taken before."""
         if rollout_id in self._being_retrieved:  # by another caller, to whom it is given
@@ -200,7 +196,12 @@ class ServerDataStore:
             if rollout is None or not is_finished(rollout) or RETRIEVED in _marks(rollout):
                 return None
             result = await self._result_of(rollout)
-            await self._mark_retrieved(rollout)
+            # What was kept for this is let go of.
+            marks = {key: value for key, value in _marks(rollout).items() if key != REPORTED} | {RETRIEVED: True}
+            if isinstance(rollout, AttemptedRollout):
+                await self.store.update_attempt(rollout_id, rollout.attempt.attempt_id, metadata=marks)
+            else:
+                await self.store.update_rollout(rollout_id, metadata=marks)
         finally:
             self._being_retrieved.discard(rollout_id)
         for ids in (self._queued_rollouts, self._completed_rollouts, self._processing_tasks):
@@ -212,8 +213,11 @@ class ServerDataStore:
 
         These are the rollouts queued or reported here, and those the store held from an earlier server.
         """
-        if not self._has_looked_back:
-            await self._look_back()
+        if not self._has_looked_back:  # for rollouts that an earlier server queued in this store
+            known = await self.store.query_rollouts(rollout_id_contains=LEGACY_PREFIX)
+            ids = [r.rollout_id for r in known if r.rollout_id.startswith(LEGACY_PREFIX) and RETRIEVED not in _marks(r)]
+            self._has_looked_back = True
+            self._queued_rollouts = {**dict.fromkeys(ids), **self._queued_rollouts}
         concerned = [*self._completed_rollouts, *self._queued_rollouts]
         if not concerned:
             return []
@@ -224,24 +228,17 @@ class ServerDataStore:
 
     async def wait_until_finished(self, rollout_id: str, timeout: float | None = None) -> bool:
         """Wait for a rollout, known already or not, to finish; False if that takes longer than `timeout` seconds."""
+
+        async def until_finished() -> bool:
+            async with self._changes(["rollout"]) as changes:
+                while await self.store.get_rollout_by_id(rollout_id) is None:
+                    await changes.__anext__()
+            return bool(await self.store.wait_for_rollouts([rollout_id]))
+
         try:
-            await asyncio.wait_for(self._until_finished(rollout_id), timeout)
+            return await asyncio.wait_for(until_finished(), timeout)
         except asyncio.TimeoutError:
             return False
-        return True
-
-    async def _until_finished(self, rollout_id: str) -> None:
-        async with self._changes(["rollout"]) as changes:
-            while await self.store.get_rollout_by_id(rollout_id) is None:
-                await changes.__anext__()
-        await self.store.wait_for_rollouts([rollout_id])
-
-    async def _look_back(self) -> None:
-        """Find rollouts that an earlier server queued in this store."""
-        known = await self.store.query_rollouts(rollout_id_contains=LEGACY_PREFIX)
-        ids = [r.rollout_id for r in known if r.rollout_id.startswith(LEGACY_PREFIX) and RETRIEVED not in _marks(r)]
-        self._has_looked_back = True
-        self._queued_rollouts = {**dict.fromkeys(ids), **self._queued_rollouts}
 
     async def _result_of(self, rollout: Rollout) -> RolloutLegacy:
         """The result as it was reported, or as its spans tell it."""
@@ -254,14 +251,6 @@ class ServerDataStore:
             logger.warning("The result of rollout %s has no trace: %s", rollout.rollout_id, error)
             return rollout_from_spans(rollout, []).model_copy(update={"trace": None})
         return rollout_from_spans(rollout, spans)
-
-    async def _mark_retrieved(self, rollout: Rollout) -> None:
-        """Note that a result was taken, and let go of what was kept for that."""
-        marks = {key: value for key, value in _marks(rollout).items() if key != REPORTED} | {RETRIEVED: True}
-        if isinstance(rollout, AttemptedRollout):
-            await self.store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, metadata=marks)
-        else:
-            await self.store.update_rollout(rollout.rollout_id, metadata=marks)
 
     async def check_health(self) -> None:
         """StoreUnavailable if the store cannot be written to, as far as it can tell."""
@@ -328,7 +317,7 @@ def check_sendable(what: str, value: Any) -> None:
         ) from error
 
 
-def _marks(rollout: Rollout) -> dict[str, Any]:
+def _marks(rollout: Rollout) -> JsonObject:
     """Where results and their retrieval are noted: the latest attempt, or the rollout if it never had one."""
     holder = rollout.attempt if isinstance(rollout, AttemptedRollout) else rollout
     return holder.metadata or {}

@@ -8,6 +8,7 @@ from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.legacy.client import AgentLightningClient, Callback, Json
 from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskInput
 from agentlightning.utils.deprecation import deprecated
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["DevTaskLoader"]
 
@@ -66,7 +67,7 @@ class DevTaskLoader(AgentLightningClient):
         sample: TaskInput,
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
     ) -> str | None:
         """Append a task to the list."""
         task = self._numbered(len(self._tasks), sample)

@@ -6,7 +6,7 @@ Each hop of a redirect is a call of its own, and so is each attempt that a libra
 
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -111,23 +111,22 @@ class HttpClientPatch(_HttpPatch):
 
     def change(self, module: ModuleType) -> None:
         connection = module.HTTPConnection
-        self.replace(connection, "putrequest", self._putrequest)
-        self.replace(connection, "putheader", self._putheader)
+        self.replace(connection, "endheaders", self._endheaders)
         self.replace(connection, "send", self._send)
         self.replace(connection, "getresponse", self._getresponse)
 
-    def _putrequest(self, original: Any, connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+    def _endheaders(self, original: Any, connection: Any, *args: object, **kwargs: object) -> Any:
+        """The head of a request is complete, in the connection's buffer; it is sent now."""
         self._calls.pop(connection, None)
-        call = self.begin(method, _full_url(connection, url))
+        call: HttpCall | None = None
+        with guarded(self.name):
+            head, *lines = [line.decode("latin-1") for line in connection._buffer]
+            method, target, *_ = head.split(" ")
+            headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+            call = self.begin(method, _full_url(connection, target), headers)
         if call is not None:
             self._calls[connection] = call
-        return _failing(call, original, connection, method, url, *args, **kwargs)
-
-    def _putheader(self, original: Any, connection: Any, header: Any, *values: Any) -> Any:
-        call = self._calls.get(connection)
-        if call is not None:
-            call.request_headers.append((_text(header), ", ".join(map(_text, values))))
-        return original(connection, header, *values)
+        return _failing(call, original, connection, *args, **kwargs)
 
     def _send(self, original: Any, connection: Any, data: Any) -> Any:
         call = self._calls.get(connection)
@@ -143,7 +142,7 @@ class HttpClientPatch(_HttpPatch):
         call.has_sent_head = True
         return sent
 
-    def _getresponse(self, original: Any, connection: Any, *args: Any, **kwargs: Any) -> Any:
+    def _getresponse(self, original: Any, connection: Any, *args: object, **kwargs: object) -> Any:
         call = self._calls.pop(connection, None)
         response = _failing(call, original, connection, *args, **kwargs)
         if call is not None:
@@ -154,7 +153,7 @@ class HttpClientPatch(_HttpPatch):
         return response
 
 
-def _failing(call: HttpCall | None, function: Any, *args: Any, **kwargs: Any) -> Any:
+def _failing(call: HttpCall | None, function: Any, *args: object, **kwargs: object) -> Any:
     """Call a function of the library, and note what it raises."""
     try:
         return function(*args, **kwargs)
@@ -182,27 +181,22 @@ class _ReadFile:
         self._file = file
         self._call = call
 
-    def read(self, *args: Any) -> Any:
-        return self._told(self._file.read, *args)
-
-    def read1(self, *args: Any) -> Any:
-        return self._told(self._file.read1, *args)
-
-    def readline(self, *args: Any) -> Any:
-        return self._told(self._file.readline, *args)
-
     def readinto(self, buffer: Any) -> Any:
         count = _failing(self._call, self._file.readinto, buffer)
         self._call.read(memoryview(buffer)[: count or 0])
         return count
 
-    def _told(self, function: Any, *args: Any) -> Any:
-        data = _failing(self._call, function, *args)
-        self._call.read(data)
-        return data
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+        found = getattr(self._file, name)
+        if name not in ("read", "read1", "readline"):
+            return found
+
+        def read(*args: object) -> Any:
+            data = _failing(self._call, found, *args)
+            self._call.read(data)
+            return data
+
+        return read
 
 
 # ---------------------------------------------------------------------- httpx, httpx2
@@ -217,7 +211,7 @@ class HttpxPatch(_HttpPatch):
     def change(self, module: ModuleType) -> None:
         if module.__name__ != self.module:  # httpx2 can stand in for httpx: then it is seen under its own name
             return
-        self._read_stream, self._read_stream_async = _stream_kinds(module)
+        self._read_stream = _stream_kind(module)
         self._not_read = module.RequestNotRead
         self.replace(module.HTTPTransport, "handle_request", self._handle)
         self.replace(module.AsyncHTTPTransport, "handle_async_request", self._handle_async)
@@ -225,7 +219,7 @@ class HttpxPatch(_HttpPatch):
     def _handle(self, original: Any, transport: Any, request: Any) -> Any:
         call = self._begun(request)
         response = _failing(call, original, transport, request)
-        self._follow(call, response, self._read_stream)
+        self._follow(call, response)
         return response
 
     async def _handle_async(self, original: Any, transport: Any, request: Any) -> Any:
@@ -236,7 +230,7 @@ class HttpxPatch(_HttpPatch):
             if call is not None:
                 call.fail(error)
             raise
-        self._follow(call, response, self._read_stream_async)
+        self._follow(call, response)
         return response
 
     def _begun(self, request: Any) -> HttpCall | None:
@@ -246,12 +240,11 @@ class HttpxPatch(_HttpPatch):
                 call.send(request.content)
         return call
 
-    def _follow(self, call: HttpCall | None, response: Any, stream_kind: Any) -> None:
-        if call is None:
-            return
-        with guarded(self.name):
-            call.answer(response.status_code, response.headers.multi_items())
-            response.stream = stream_kind(response.stream, call.read)
+    def _follow(self, call: HttpCall | None, response: Any) -> None:
+        if call is not None:
+            with guarded(self.name):
+                call.answer(response.status_code, response.headers.multi_items())
+                response.stream = self._read_stream(response.stream, call.read)
 
 
 class Httpx2Patch(HttpxPatch):
@@ -261,10 +254,10 @@ class Httpx2Patch(HttpxPatch):
     module = "httpx2"
 
 
-def _stream_kinds(module: Any) -> tuple[type, type]:
-    """Kinds of streams that tell what is read from another one."""
+def _stream_kind(module: Any) -> type:
+    """A kind of stream that tells what is read from another one."""
 
-    class ReadStream(module.SyncByteStream):  # type: ignore[misc] # the base is known at run time only
+    class ReadStream(module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc] # known at run time only
         def __init__(self, stream: Any, tell: Callable[[bytes], None]) -> None:
             self._stream, self._tell = stream, tell
 
@@ -276,10 +269,6 @@ def _stream_kinds(module: Any) -> tuple[type, type]:
         def close(self) -> None:
             self._stream.close()
 
-    class ReadStreamAsync(module.AsyncByteStream):  # type: ignore[misc] # as above
-        def __init__(self, stream: Any, tell: Callable[[bytes], None]) -> None:
-            self._stream, self._tell = stream, tell
-
         async def __aiter__(self) -> AsyncIterator[bytes]:
             async for part in self._stream:
                 self._tell(part)
@@ -288,7 +277,7 @@ def _stream_kinds(module: Any) -> tuple[type, type]:
         async def aclose(self) -> None:
             await self._stream.aclose()
 
-    return ReadStream, ReadStreamAsync
+    return ReadStream
 
 
 # ---------------------------------------------------------------------- aiohttp
@@ -306,7 +295,7 @@ class AiohttpPatch(_HttpPatch):
         self.when_undone(self._leave_sessions)
         self.replace(module.ClientSession, "_request", self._request)
 
-    async def _request(self, original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+    async def _request(self, original: Any, session: Any, *args: object, **kwargs: object) -> Any:
         if session not in self._sessions:
             with guarded(self.name):
                 session.trace_configs.append(self._config)
@@ -320,13 +309,16 @@ class AiohttpPatch(_HttpPatch):
 
     def _signals(self, module: Any) -> Any:
         config = module.TraceConfig()
-        config.on_request_start.append(self._on_start)
-        config.on_request_headers_sent.append(self._on_headers)
-        config.on_request_chunk_sent.append(self._on_chunk)
-        config.on_request_redirect.append(self._on_redirect)
-        config.on_request_end.append(self._on_end)
-        config.on_response_chunk_received.append(self._on_body)
-        config.on_request_exception.append(self._on_exception)
+        for signal, receiver in (
+            (config.on_request_start, self._on_start),
+            (config.on_request_headers_sent, self._on_headers),
+            (config.on_request_chunk_sent, self._noting(lambda call, params: call.send(params.chunk))),
+            (config.on_request_redirect, self._on_redirect),
+            (config.on_request_end, self._noting(_answer)),
+            (config.on_response_chunk_received, self._noting(lambda call, params: call.read(params.chunk))),
+            (config.on_request_exception, self._noting(lambda call, params: call.fail(params.exception))),
+        ):
+            signal.append(receiver)
         config.freeze()
         return config
 
@@ -343,26 +335,20 @@ class AiohttpPatch(_HttpPatch):
             context.call.request_headers = _pairs(params.headers)
             context.call.request_chunks.clear()
 
-    async def _on_chunk(self, _session: Any, context: Any, params: Any) -> None:
-        if context.call is not None:
-            context.call.send(params.chunk)
-
-    async def _on_redirect(self, _session: Any, context: Any, params: Any) -> None:
+    async def _on_redirect(self, session: Any, context: Any, params: Any) -> None:
         context.is_redirected = True
-        self._answered(context.call, params.response)
+        await self._noting(_answer)(session, context, params)
 
-    async def _on_end(self, _session: Any, context: Any, params: Any) -> None:
-        self._answered(context.call, params.response)
+    def _noting(self, note: Callable[[HttpCall, Any], None]) -> Callable[[Any, Any, Any], Awaitable[None]]:
+        """A receiver that notes something about the call, if it is recorded."""
 
-    async def _on_body(self, _session: Any, context: Any, params: Any) -> None:
-        if context.call is not None:
-            context.call.read(params.chunk)
+        async def receive(_session: Any, context: Any, params: Any) -> None:
+            if context.call is not None:
+                with guarded(self.name):
+                    note(context.call, params)
 
-    async def _on_exception(self, _session: Any, context: Any, params: Any) -> None:
-        if context.call is not None:
-            context.call.fail(params.exception)
+        return receive
 
-    def _answered(self, call: HttpCall | None, response: Any) -> None:
-        if call is not None:
-            with guarded(self.name):
-                call.answer(response.status, response.headers)
+
+def _answer(call: HttpCall, params: Any) -> None:
+    call.answer(params.response.status, params.response.headers)

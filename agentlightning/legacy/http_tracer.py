@@ -36,7 +36,8 @@ from agentlightning.tracer.spans import core_fields_of, nanoseconds
 from agentlightning.types import Span, SpanCoreFields
 from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.deprecation import deprecated
-from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.loop_thread import run_in_loop
 from agentlightning.utils.once import once
 
 __all__ = ["HttpTracer"]
@@ -88,14 +89,14 @@ class HttpTracer(DummyTracer):
     # ------------------------------------------------------------------ traces
 
     @asynccontextmanager
-    async def trace_context(self, name: str | None = None, **kwargs: Any) -> "AsyncIterator[_HttpTrace]":
+    async def trace_context(self, name: str | None = None, **kwargs: object) -> "AsyncIterator[_HttpTrace]":
         """Record what happens inside. Other arguments are accepted for the sake of callers of other tracers, and
         ignored: the spans go to no store."""
         with self._trace_context_sync(name) as trace:
             yield trace
 
     @contextmanager
-    def _trace_context_sync(self, name: str | None = None, **kwargs: Any) -> "Iterator[_HttpTrace]":
+    def _trace_context_sync(self, name: str | None = None, **kwargs: object) -> "Iterator[_HttpTrace]":
         trace = _HttpTrace(self, name)
         binding = Binding(self, trace)
         try:
@@ -116,7 +117,7 @@ class HttpTracer(DummyTracer):
 
     # ------------------------------------------------------------------ functions
 
-    def trace_run(self, func: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    def trace_run(self, func: Callable[..., _T], *args: object, **kwargs: object) -> _T:
         """Call a function and record what it does; with `subprocess_mode`, in a child process.
 
         What the child's function returns or raises is returned or raised here, and its trace is kept either way. It is
@@ -126,34 +127,20 @@ class HttpTracer(DummyTracer):
         """
         if not self.subprocess_mode:
             return super().trace_run(func, *args, **kwargs)
-        child = _ChildRun(self, func, args, kwargs)
-        child.wait()
-        result: _T = self._result_of(child)
+        result: _T = _ChildRun(self, func, args, kwargs).result()
         return result
 
-    async def trace_run_async(self, func: Callable[..., Awaitable[_T]], *args: Any, **kwargs: Any) -> _T:
+    async def trace_run_async(self, func: Callable[..., Awaitable[_T]], *args: object, **kwargs: object) -> _T:
         """As `trace_run`, for a coroutine function; cancelling it kills the child process."""
         if not self.subprocess_mode:
             return await super().trace_run_async(func, *args, **kwargs)
         child = _ChildRun(self, func, args, kwargs)
         try:
-            await asyncio.to_thread(child.wait)
-        except BaseException:
+            result: _T = await asyncio.to_thread(child.result)
+            return result
+        except asyncio.CancelledError:
             child.process.kill()
             raise
-        result: _T = self._result_of(child)
-        return result
-
-    def _result_of(self, child: "_ChildRun") -> Any:
-        """What the child's function returned, or raise what it raised; its trace is kept."""
-        outcome = child.outcome
-        assert outcome is not None
-        for entry in outcome.entries:
-            child.trace.record_call(entry)
-        self._call_listeners(child.trace.as_stored)
-        if outcome.error is not None:
-            raise outcome.error from _InChildProcess(f"\n{outcome.traceback}")
-        return outcome.value
 
 
 @once
@@ -224,29 +211,29 @@ class _HttpTrace(Recorder):
         sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
         context = trace.SpanContext(self._trace_id, span_id, is_remote=False, trace_flags=sampled)
         if isinstance(entry, SpanCoreFields):
-            return ReadableSpan(
-                name=entry.name,
-                context=context,
-                resource=Resource.get_empty(),
-                attributes=entry.attributes,
-                status=Status(StatusCode[entry.status.status_code], entry.status.description),
-                start_time=nanoseconds(entry.start_time),
-                end_time=nanoseconds(entry.end_time),
-            )
+            name, kind, attributes = entry.name, SpanKind.INTERNAL, entry.attributes
+            status = Status(StatusCode[entry.status.status_code], entry.status.description)
+            times = nanoseconds(entry.start_time), nanoseconds(entry.end_time)
+        else:
+            name, kind, attributes = f"HTTP {entry.method} {entry.url}", SpanKind.CLIENT, self._attributes_of(entry)
+            refused = f"HTTP {entry.status_code}" if entry.status_code >= _FIRST_ERROR_STATUS else None
+            fault = entry.error or refused
+            status = Status(StatusCode.UNSET) if fault is None else Status(StatusCode.ERROR, fault)
+            times = entry.started_ns, entry.last_seen_ns
         return ReadableSpan(
-            name=f"HTTP {entry.method} {entry.url}",
+            name=name,
             context=context,
             resource=Resource.get_empty(),
-            kind=SpanKind.CLIENT,
-            attributes=self._attributes_of(entry),
-            status=_status_of(entry),
-            start_time=entry.started_ns,
-            end_time=entry.last_seen_ns,
+            kind=kind,
+            attributes=attributes,
+            status=status,
+            start_time=times[0],
+            end_time=times[1],
         )
 
-    def _attributes_of(self, call: HttpCall) -> dict[str, Any]:
+    def _attributes_of(self, call: HttpCall) -> JsonObject:
         address = urlsplit(call.url)
-        attributes: dict[str, Any] = {
+        attributes: JsonObject = {
             "http.method": call.method,
             "http.url": call.url,
             "http.target": address.path or "/",
@@ -274,14 +261,6 @@ def _headers(pairs: list[tuple[str, str]]) -> dict[str, str]:
         key = name.lower()
         headers[key] = f"{headers[key]}, {value}" if key in headers else value
     return headers
-
-
-def _status_of(call: HttpCall) -> Status:
-    if call.error is not None:
-        return Status(StatusCode.ERROR, call.error)
-    if call.status_code >= _FIRST_ERROR_STATUS:
-        return Status(StatusCode.ERROR, f"HTTP {call.status_code}")
-    return Status(StatusCode.UNSET)
 
 
 def _body(data: bytes, headers: dict[str, str]) -> str:
@@ -342,15 +321,11 @@ class _InChildProcess(Exception):
 class _ChildRun:
     """One call of a function in a process of its own; started at once."""
 
-    def __init__(
-        self, tracer: HttpTracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, tracer: HttpTracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: JsonObject) -> None:
         self.name = getattr(func, "__name__", type(func).__name__)
-        self.trace = _HttpTrace(tracer, self.name)
-        tracer._remember(Binding(tracer, self.trace))
-        self.outcome: _Outcome | None = None
-        """Set once `wait` has returned."""
-        self._timeout_seconds = tracer.subprocess_timeout
+        self._trace = _HttpTrace(tracer, self.name)
+        self._tracer = tracer
+        tracer._remember(Binding(tracer, self._trace))
         self._deadline = time.monotonic() + tracer.subprocess_timeout
         context = multiprocessing.get_context()
         self._receiver, sender = context.Pipe(duplex=False)
@@ -362,18 +337,25 @@ class _ChildRun:
         finally:
             sender.close()  # so that the end of the child is the end of the pipe
 
-    def wait(self) -> None:
-        """Wait for the child to end, and no longer than the tracer allows."""
+    def result(self) -> Any:
+        """Wait for the child, no longer than the tracer allows; what its function returned, or raise what it raised."""
         try:
-            self.outcome = self._received()
+            outcome = self._received()
         finally:
             end_process(self.process)
             self._receiver.close()
+        for entry in outcome.entries:
+            self._trace.record_call(entry)
+        self._tracer._call_listeners(self._trace.as_stored)
+        if outcome.error is not None:
+            raise outcome.error from _InChildProcess(f"\n{outcome.traceback}")
+        return outcome.value
 
     def _received(self) -> _Outcome:
         if not self._receiver.poll(max(self._deadline - time.monotonic(), 0.0)):
             raise TracingError(
-                f"'{self.name}' took longer than {self._timeout_seconds:g} s in its child process, which was ended; "
+                f"'{self.name}' took longer than {self._tracer.subprocess_timeout:g} s in its child process, which was "
+                "ended; "
                 "give HttpTracer a longer subprocess_timeout, or subprocess_mode=False."
             )
         try:
@@ -391,7 +373,7 @@ class _ChildRun:
 
 
 def _work(
-    tracer: HttpTracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sender: Connection
+    tracer: HttpTracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: JsonObject, sender: Connection
 ) -> None:
     leave_with_parent()
     # A forked child inherits the context of its parent, where another trace may be open.
@@ -401,28 +383,17 @@ def _work(
     sender.close()
 
 
-def _traced(tracer: HttpTracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Outcome:
+def _traced(tracer: HttpTracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: JsonObject) -> _Outcome:
     outcome = _Outcome()
     with tracer._trace_context_sync(getattr(func, "__name__", None)) as trace:
         try:
             outcome.value = func(*args, **kwargs)
             if inspect.isawaitable(outcome.value):
-                outcome.value = _awaited(outcome.value)
+                outcome.value = run_in_loop(outcome.value, "agl-http-tracer")
         except BaseException as error:  # noqa: BLE001 # the parent raises it
             outcome.error, outcome.traceback = error, traceback.format_exc()
     outcome.entries = trace.entries()
     return outcome
-
-
-def _awaited(awaitable: Any) -> Any:
-    async def wait() -> Any:
-        return await awaitable
-
-    loop = LoopThread("agl-http-tracer")
-    try:
-        return loop.run(wait())
-    finally:
-        loop.stop()
 
 
 def _pickled(outcome: _Outcome) -> bytes:

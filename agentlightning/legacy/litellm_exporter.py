@@ -7,8 +7,8 @@ For those who run LiteLLM's own proxy, with its OpenTelemetry callback, behind `
 import ast
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from agentlightning.errors import StoreError
 from agentlightning.llm_proxy.proxy import get_active_llm_proxy
 from agentlightning.store.base import LightningStore
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import fork_handlers
 
@@ -49,7 +50,12 @@ class LightningSpanExporter(SpanExporter):
         result = SpanExportResult.SUCCESS
         for call in calls:
             try:
-                self._store_call(call)
+                place = _place_of(call)
+                store = self._store or get_active_llm_proxy().get_store()
+                if place is not None and store is None:
+                    logger.warning("The active LLM proxy has no store, so %d spans are dropped.", len(call))
+                elif place is not None and store is not None:
+                    self._loop_thread.run(_add(store, place, call))
             except (StoreError, ValueError, OSError) as error:
                 logger.error("The spans of a model call could not be stored: %s", error)
                 result = SpanExportResult.FAILURE
@@ -67,8 +73,6 @@ class LightningSpanExporter(SpanExporter):
         self._buffer = []
         self._exporting = threading.Lock()
         self._loop_thread = LoopThread(_THREAD)
-
-    # ------------------------------------------------------------------ trees
 
     def _get_root_span_ids(self) -> Iterator[int]:
         for span in self._buffer:
@@ -94,25 +98,15 @@ class LightningSpanExporter(SpanExporter):
         self._buffer = [span for span in self._buffer if span.context is None or span.context.span_id not in ids]
         return taken
 
-    # ------------------------------------------------------------------ storing
 
-    def _store_call(self, call: Sequence[ReadableSpan]) -> None:
-        place = _place_of(call)
-        store = self._store or get_active_llm_proxy().get_store()
-        if place is not None and store is None:
-            logger.warning("The active LLM proxy has no store, so %d spans are dropped.", len(call))
-        elif place is not None and store is not None:
-            self._loop_thread.run(_add(store, place, call))
-
-
-async def _add(store: LightningStore, place: Mapping[str, Any], call: Sequence[ReadableSpan]) -> None:
+async def _add(store: LightningStore, place: JsonMapping, call: Sequence[ReadableSpan]) -> None:
     for span in call:
         await store.add_otel_span(**place, readable_span=span)
 
 
-def _place_of(call: Sequence[ReadableSpan]) -> Mapping[str, Any] | None:
+def _place_of(call: Sequence[ReadableSpan]) -> JsonMapping | None:
     """Where the headers on a call's spans say it belongs; None, and a line in the log, if they do not."""
-    headers: dict[str, Any] = {}
+    headers: JsonObject = {}
     for span in call:
         headers.update(_headers_on(span))
     rollout_id, attempt_id, number = (headers.get(f"x-{name}-id") for name in ("rollout", "attempt", "sequence"))
@@ -127,7 +121,7 @@ def _place_of(call: Sequence[ReadableSpan]) -> Mapping[str, Any] | None:
     return {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": int(number)}
 
 
-def _headers_on(span: ReadableSpan) -> Mapping[str, Any]:
+def _headers_on(span: ReadableSpan) -> JsonMapping:
     """LiteLLM writes them as the text of a dictionary."""
     text = (span.attributes or {}).get(HEADERS_ATTRIBUTE)
     if not isinstance(text, str) or not text:

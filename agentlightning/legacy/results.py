@@ -38,6 +38,7 @@ from agentlightning.types import (
 )
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.types.tracer import convert_timestamp
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = [
     "RESULT",
@@ -95,7 +96,7 @@ def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
     `RolloutLegacy`, or rewards by name; None is a result without a reward. Text and any other value are kept as
     `metadata["result"]`.
     """
-    known: dict[str, Any] = {"rollout_id": task.rollout_id, "task": task}
+    known: JsonObject = {"rollout_id": task.rollout_id, "task": task}
     if isinstance(result, RolloutLegacy):
         return result.model_copy(update={**known, "task": result.task or task})
     if result is None:
@@ -104,8 +105,10 @@ def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
         return RolloutLegacy(**known, final_reward=float(result))
     if isinstance(result, str):
         return RolloutLegacy(**known, metadata={RESULT: result})
-    if isinstance(result, Mapping) and _are_fields(result):
-        return RolloutLegacy.model_validate({**known, **result})
+    if isinstance(result, Mapping):  # of fields: no others, or one that is hardly there by chance
+        is_known = bool(result) and RolloutLegacy.model_fields.keys() >= result.keys()
+        if is_known or not result.keys().isdisjoint(_TELLING_FIELDS):
+            return RolloutLegacy.model_validate({**known, **result})
     if isinstance(result, (list, tuple)):
         return RolloutLegacy(**known, **_fields_from_items(list(result)))
     rewards = rewards_of_result(result)
@@ -113,13 +116,7 @@ def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
     return RolloutLegacy(**known, final_reward=reward, metadata={RESULT: output_of(result)})
 
 
-def _are_fields(result: Mapping[str, Any]) -> bool:
-    """Whether a mapping holds fields of a `RolloutLegacy`: no others, or one that is hardly there by chance."""
-    is_known = bool(result) and RolloutLegacy.model_fields.keys() >= result.keys()
-    return is_known or not result.keys().isdisjoint(_TELLING_FIELDS)
-
-
-def _fields_from_items(items: list[Any]) -> dict[str, Any]:
+def _fields_from_items(items: list[Any]) -> JsonObject:
     if triplets := _all_of(Triplet, items):
         return {"triplets": triplets, "final_reward": triplets[-1].reward}
     if entries := _all_of(dict, items):
@@ -132,20 +129,16 @@ def _fields_from_items(items: list[Any]) -> dict[str, Any]:
             "final_reward": final_reward_of(recorded),
         }
     if any(isinstance(item, (Triplet, Span, ReadableSpan)) for item in items):
-        raise _unusable(items)
+        kinds = sorted({type(item).__name__ for item in items})
+        raise TypeError(
+            f"An agent returned a list of {kinds}; a list with triplets or spans in it may hold one kind of them only."
+        )
     return {"metadata": {RESULT: output_of(items)}} if items else {"trace": []}
 
 
-def _all_of(kind: type[ItemT], items: list[Any]) -> list[ItemT]:
+def _all_of(kind: type[ItemT] | tuple[type[ItemT], ...], items: list[Any]) -> list[ItemT]:
     """The items if all are of one kind; otherwise, as for no items, an empty list."""
     return items if all(isinstance(item, kind) for item in items) else []
-
-
-def _unusable(items: list[Any]) -> TypeError:
-    kinds = sorted({type(item).__name__ for item in items})
-    return TypeError(
-        f"An agent returned a list of {kinds}; a list with triplets or spans in it may hold one kind of them only."
-    )
 
 
 # ---------------------------------------------------------------------- to and from spans
@@ -163,23 +156,15 @@ def spans_of(rollout: RolloutLegacy, attempt: Attempt, now: float) -> list[Span]
         spans.append(made_span(name, attributes, attempt, position, now + position * _ONE_MICROSECOND))
 
     for triplet in () if rollout.trace else rollout.triplets or ():
-        add(MODEL_CALL, _model_call(triplet))
+        attributes = _side("prompt", "user", triplet.prompt) | _side("completion", "assistant", triplet.response)
+        if (response_id := triplet.metadata.get("response_id")) is not None:
+            attributes["gen_ai.response.id"] = str(response_id)
+        add(MODEL_CALL, attributes)
         if triplet.reward is not None:
             add(AGL_REWARD, {"reward": triplet.reward})
     if rollout.final_reward is not None and rollout.final_reward != final_reward_of(spans):
         add(AGL_REWARD, {"reward": rollout.final_reward})
     return spans
-
-
-def _model_call(triplet: Triplet) -> Attributes:
-    attributes: Attributes = {
-        **_side("prompt", "user", triplet.prompt),
-        **_side("completion", "assistant", triplet.response),
-    }
-    response_id = triplet.metadata.get("response_id")
-    if response_id is not None:
-        attributes["gen_ai.response.id"] = str(response_id)
-    return attributes
 
 
 def _side(side: str, role: str, value: Any) -> Attributes:
@@ -226,21 +211,23 @@ def span_from_entry(entry: Entry, attempt: Attempt, position: int) -> Span:
         return made_span(SpanNames.OBJECT.value, {"object": text}, attempt, position, attempt.start_time)
     made = made_span(entry["name"], _attributes(entry.get("attributes")), attempt, position, attempt.start_time)
     context = _context(entry.get("context") or entry, made.trace_id, made.span_id)
-    parent = entry.get("parent_id")
+    parent, resource = entry.get("parent_id"), _mapping(entry.get("resource"))
     parent_id = _hex_digits(parent, _SPAN_ID_DIGITS) if parent else None
     return made.model_copy(
         update={
             "trace_id": context.trace_id,
             "span_id": context.span_id,
             "parent_id": parent_id,
-            "status": _status(entry.get("status")),
+            "status": _status(_mapping(entry.get("status"))),
             "events": [_event(event) for event in _mappings(entry.get("events"))],
             "links": [_link(link) for link in _mappings(entry.get("links"))],
             "start_time": _seconds(entry.get("start_time")),
             "end_time": _seconds(entry.get("end_time")),
             "context": context,
             "parent": context.model_copy(update={"span_id": parent_id}) if parent_id else None,
-            "resource": _resource(entry.get("resource")),
+            "resource": OtelResource(
+                attributes=_attributes(resource.get("attributes")), schema_url=str(resource.get("schema_url") or "")
+            ),
         }
     )
 
@@ -262,25 +249,24 @@ def made_span(name: str, attributes: Attributes, attempt: Attempt, position: int
     )
 
 
+def _mapping(value: object) -> Entry:
+    return value if isinstance(value, Mapping) else {}
+
+
 def _mappings(value: object) -> list[Entry]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
 
 
 def _attributes(value: object) -> Attributes:
-    given = value if isinstance(value, Mapping) else {}
-    return {str(name): _attribute_value(item) for name, item in given.items() if item is not None}
+    return {str(name): _attribute_value(item) for name, item in _mapping(value).items() if item is not None}
 
 
 def _attribute_value(value: Any) -> Any:
     if isinstance(value, (str, bool, int, float)):
         return value
-    if isinstance(value, list) and (_all_are(value, str) or _all_are(value, (bool, int, float))):
+    if isinstance(value, list) and ({type(item) for item in value} <= {str} or _all_of((bool, int, float), value)):
         return value
     return json.dumps(value, default=str)
-
-
-def _all_are(values: list[Any], kind: type | tuple[type, ...]) -> bool:
-    return all(isinstance(item, kind) for item in values)
 
 
 def _hex_digits(value: object, digits: int) -> str:
@@ -299,8 +285,7 @@ def _context(given: Entry, trace_id: str, span_id: str) -> SpanContext:
     )
 
 
-def _status(value: object) -> TraceStatus:
-    given = value if isinstance(value, Mapping) else {}
+def _status(given: Entry) -> TraceStatus:
     description = given.get("description")
     return TraceStatus(
         status_code=str(given.get("status_code") or "UNSET"),
@@ -309,24 +294,13 @@ def _status(value: object) -> TraceStatus:
 
 
 def _event(given: Entry) -> Event:
-    return Event(
-        name=str(given.get("name", "")),
-        attributes=_attributes(given.get("attributes")),
-        timestamp=_seconds(given.get("timestamp")),
-    )
+    name, attributes = str(given.get("name", "")), _attributes(given.get("attributes"))
+    return Event(name=name, attributes=attributes, timestamp=_seconds(given.get("timestamp")))
 
 
 def _link(given: Entry) -> Link:
-    context = given.get("context")
-    return Link(
-        context=_context(context if isinstance(context, Mapping) else {}, "0", "0"),
-        attributes=_attributes(given.get("attributes")) or None,
-    )
-
-
-def _resource(value: object) -> OtelResource:
-    given = value if isinstance(value, Mapping) else {}
-    return OtelResource(attributes=_attributes(given.get("attributes")), schema_url=str(given.get("schema_url") or ""))
+    context = _context(_mapping(given.get("context")), "0", "0")
+    return Link(context=context, attributes=_attributes(given.get("attributes")) or None)
 
 
 def _seconds(value: object) -> float | None:
@@ -342,7 +316,7 @@ def _seconds(value: object) -> float | None:
 # ---------------------------------------------------------------------- traces: writing
 
 
-def entry_from_span(span: Span) -> dict[str, Any]:
+def entry_from_span(span: Span) -> JsonObject:
     """A stored span in the shape of `ReadableSpan.to_json`."""
     return {
         "name": span.name,

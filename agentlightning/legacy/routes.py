@@ -33,6 +33,7 @@ from agentlightning.types import (
     TaskIfAny,
     TaskInput,
 )
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["MAX_WAIT_SECONDS", "add_routes"]
 
@@ -147,7 +148,7 @@ class Submission(BaseModel):
     sample: TaskInput
     mode: RolloutMode | None = None
     resources_id: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
 
 
 @router.get("/task")

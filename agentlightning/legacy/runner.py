@@ -15,7 +15,7 @@ import json
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -33,7 +33,6 @@ from agentlightning.tracer import Tracer
 from agentlightning.types import (
     NamedResources,
     ParallelWorkerBase,
-    ResourcesUpdate,
     RolloutLegacy,
     RolloutMode,
     Span,
@@ -42,9 +41,10 @@ from agentlightning.types import (
 )
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.deprecation import deprecated
-from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.loop_thread import run_in_loop
 
-__all__ = ["LegacyAgentRunner", "call_on_loop", "call_plainly", "rollout_method", "run_in_loop"]
+__all__ = ["LegacyAgentRunner", "call_on_loop", "call_plainly", "rollout_method"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,40 +93,24 @@ class LegacyAgentRunner(ParallelWorkerBase):
 
     def run(self) -> bool:
         """Wait for one task and do it; False if it has no resources, or the client was closed meanwhile."""
-        task = self.client.poll_next_task()
-        if task is None:
+        outcome = self._begun(self.client.poll_next_task())
+        if outcome is None:
             return False
-        by_id = task.resources_id
-        update = self.client.get_latest_resources() if by_id is None else self.client.get_resources_by_id(by_id)
-        if update is None:
-            return self._without_resources(task)
-        outcome = self._begun(task)
         with self.tracer._trace_context_sync(name=outcome.trace_name), outcome.recorded():
-            outcome.result = call_plainly(self.agent, task, update.resources)
-        try:
-            self._tell_whether_posted(task, self.client.post_rollout(self._ended(outcome)))
-        except (TypeError, ValueError) as error:
-            self._tell_whether_posted(task, self.client.post_rollout(outcome.unwritable(error)))
+            outcome.result = call_plainly(self.agent, outcome.task, outcome.resources)
+        self._post(outcome)
         return True
 
     async def run_async(self) -> bool:
         """As `run`."""
         task = await self.client.poll_next_task_async()
-        if task is None:
+        outcome = await asyncio.to_thread(self._begun, task)
+        if outcome is None:
             return False
-        client, by_id = self.client, task.resources_id
-        getting = client.get_latest_resources_async() if by_id is None else client.get_resources_by_id_async(by_id)
-        update: ResourcesUpdate | None = await getting
-        if update is None:
-            return self._without_resources(task)
-        outcome = self._begun(task)
         async with self.tracer.trace_context(name=outcome.trace_name):
             with outcome.recorded():
-                outcome.result = await call_on_loop(self.agent, task, update.resources)
-        try:
-            self._tell_whether_posted(task, await self.client.post_rollout_async(self._ended(outcome)))
-        except (TypeError, ValueError) as error:
-            self._tell_whether_posted(task, await self.client.post_rollout_async(outcome.unwritable(error)))
+                outcome.result = await call_on_loop(self.agent, outcome.task, outcome.resources)
+        await asyncio.to_thread(self._post, outcome)
         return True
 
     def iter(self) -> int:
@@ -148,9 +132,32 @@ class LegacyAgentRunner(ParallelWorkerBase):
 
     # ------------------------------------------------------------------ around the agent
 
-    def _begun(self, task: Task) -> "_Outcome":
+    def _begun(self, task: Task | None) -> "_Outcome | None":
+        """A task with its resources, of which the agent has been told; None without either."""
+        if task is None:
+            return None
+        by_id = task.resources_id
+        update = self.client.get_latest_resources() if by_id is None else self.client.get_resources_by_id(by_id)
+        if update is None:
+            wanted = "the latest resources" if by_id is None else f"resources '{by_id}'"
+            text = "%s: %s of rollout %s cannot be had, so it is left to the server."
+            logger.error(text, self._name, wanted, task.rollout_id)
+            return None
         self._tell_agent("on_rollout_start", task)
-        return _Outcome(task)
+        return _Outcome(task, update.resources)
+
+    def _post(self, outcome: "_Outcome") -> None:
+        try:
+            answer = self.client.post_rollout(self._ended(outcome))
+        except (TypeError, ValueError) as error:
+            outcome.error = error
+            logger.error("The result of rollout %s cannot be written: %s", outcome.task.rollout_id, error)
+            answer = self.client.post_rollout(outcome.failed())
+        if answer is None:
+            text = "%s: the result of rollout %s did not reach the server."
+            logger.error(text, self._name, outcome.task.rollout_id)
+        else:
+            logger.info("%s: rollout %s is done.", self._name, outcome.task.rollout_id)
 
     def _ended(self, outcome: "_Outcome") -> RolloutLegacy:
         """What is posted; the agent has been told of it."""
@@ -167,19 +174,6 @@ class LegacyAgentRunner(ParallelWorkerBase):
             getattr(self.agent, name)(*arguments, self, self.tracer)
         except Exception:  # a callback's fault is not the rollout's
             logger.exception("%s.%s failed.", type(self.agent).__name__, name)
-
-    def _without_resources(self, task: Task) -> bool:
-        wanted = "the latest resources" if task.resources_id is None else f"resources '{task.resources_id}'"
-        logger.error(
-            "%s: %s of rollout %s cannot be had, so it is left to the server.", self._name, wanted, task.rollout_id
-        )
-        return False
-
-    def _tell_whether_posted(self, task: Task, answer: dict[str, Any] | None) -> None:
-        if answer is None:
-            logger.error("%s: the result of rollout %s did not reach the server.", self._name, task.rollout_id)
-        else:
-            logger.info("%s: rollout %s is done.", self._name, task.rollout_id)
 
     @property
     def _name(self) -> str:
@@ -227,6 +221,7 @@ class _Outcome:
     """How a task went."""
 
     task: Task
+    resources: NamedResources
     result: object = None
     error: BaseException | None = None
 
@@ -257,12 +252,6 @@ class _Outcome:
             }
         return rollout
 
-    def unwritable(self, error: Exception) -> RolloutLegacy:
-        """In place of a result that JSON cannot hold."""
-        self.error = error
-        logger.error("The result of rollout %s cannot be written: %s", self.task.rollout_id, error)
-        return self.failed()
-
 
 def _is_closed(client: AgentLightningClient) -> bool:
     closed = getattr(client, "_closed", None)  # what only looks like a client has none
@@ -275,7 +264,7 @@ def _returned_spans(result: object) -> Sequence[ReadableSpan | Span]:
     return items if all(isinstance(item, (ReadableSpan, Span)) for item in items) else []
 
 
-def _entries(spans: Sequence[ReadableSpan | Span]) -> list[dict[str, Any]] | None:
+def _entries(spans: Sequence[ReadableSpan | Span]) -> list[JsonObject] | None:
     """Spans as the protocol writes them; those of ours have been written by then."""
     return [json.loads(span.to_json()) for span in spans if isinstance(span, ReadableSpan)] or None
 
@@ -294,15 +283,6 @@ def rollout_method(agent: LitAgent[Any], mode: RolloutMode | None, *, prefers_as
             if method is not None and getattr(method, "__func__", method) is not getattr(LitAgent, full_name):
                 return method
     return agent.rollout  # which says what is missing
-
-
-def run_in_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine on an event loop of its own."""
-    thread = LoopThread("legacy")
-    try:
-        return thread.run(work)
-    finally:
-        thread.stop()
 
 
 def call_plainly(agent: LitAgent[Any], task: Task, resources: NamedResources) -> object:
@@ -350,7 +330,7 @@ async def _contained(work: Any) -> object:
     return result
 
 
-def _arguments(method: Callable[..., Any], task: Task, resources: NamedResources) -> dict[str, Any]:
+def _arguments(method: Callable[..., Any], task: Task, resources: NamedResources) -> JsonObject:
     if is_v0_1_rollout_api(method):
         return {"rollout_id": task.rollout_id, "resources": resources}
     return {"resources": resources, "rollout": RolloutLegacy(rollout_id=task.rollout_id, task=task)}

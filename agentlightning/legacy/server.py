@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -20,6 +20,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.server import checked_token, warn_if_open
 from agentlightning.types import NamedResources, RolloutLegacy, RolloutMode, TaskInput
 from agentlightning.utils.deprecation import deprecated
+from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.server_launcher import UNOBSERVED, PythonServerLauncher, PythonServerLauncherArgs
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class AgentLightningServer:
         sample: TaskInput,
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
     ) -> str:
         """Queue a task; the id of its rollout. InvalidValue if JSON cannot hold it."""
         return await self._running().add_task(sample, mode, resources_id, metadata)

@@ -29,13 +29,14 @@ from agentlightning.algorithm import Algorithm
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.execution.processes import start_context
 from agentlightning.legacy.client import AgentLightningClient
-from agentlightning.legacy.runner import LegacyAgentRunner, run_in_loop
+from agentlightning.legacy.runner import LegacyAgentRunner
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import Tracer
 from agentlightning.trainer import Trainer
 from agentlightning.types import Dataset
 from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.deprecation import deprecated
+from agentlightning.utils.loop_thread import run_in_loop
 
 __all__ = [
     "TrainerLegacy",
@@ -90,16 +91,17 @@ def fit_v0(
         trainer.tracer.init()
         try:
             if algorithm is not None:
-                _bind(algorithm, trainer)
                 with worker_processes(plan, trainer.n_workers, daemon=trainer.daemon):
-                    _run(algorithm, train_data, val_data)
-            else:
-                _tell_unused(trainer, val_data)
-                if trainer.n_workers == 1:
-                    plan.work(0)
-                else:
-                    with worker_processes(plan, trainer.n_workers, daemon=trainer.daemon) as processes:
-                        join_workers(processes)
+                    _run(algorithm, trainer, train_data, val_data)
+                return
+            unused = {"val_data": val_data, "algorithm": trainer.algorithm, "hooks": trainer.hooks or None}
+            if names := [name for name, value in unused.items() if value is not None]:
+                logger.warning("Not used with tasks of a v0.1 server: %s.", ", ".join(names))
+            if trainer.n_workers == 1:
+                plan.work(0)
+                return
+            with worker_processes(plan, trainer.n_workers, daemon=trainer.daemon) as processes:
+                join_workers(processes)
         except KeyboardInterrupt:
             logger.info("Interrupted; the workers have ended.")
         finally:
@@ -139,19 +141,13 @@ def _serving(algorithm: Algorithm | None) -> Algorithm:
 @contextmanager
 def _client_of(backend: Backend) -> Iterator[AgentLightningClient]:
     """A client of the server; one that is made here is closed at the end."""
-    client = _connected(backend)
-    try:
-        yield client
-    finally:
-        if client is not backend:
-            client.close()
-
-
-def _connected(backend: Backend) -> AgentLightningClient:
     if isinstance(backend, AgentLightningClient):
-        return backend
+        yield backend
+        return
     with already_told():
-        return AgentLightningClient(backend)
+        client = AgentLightningClient(backend)
+    with client:
+        yield client
 
 
 # ---------------------------------------------------------------------- parts
@@ -169,24 +165,13 @@ def _exporter_for(agent: LitAgent[Any], adapter: TraceAdapter[Any]) -> TraceAdap
     return chosen
 
 
-def _tell_unused(trainer: Trainer, val_data: object) -> None:
-    """Say what has no meaning when a server decides which tasks there are."""
-    unused = {"val_data": val_data, "algorithm": trainer.algorithm, "hooks": trainer.hooks or None}
-    names = [name for name, value in unused.items() if value is not None]
-    if names:
-        logger.warning("Not used with tasks of a v0.1 server: %s.", ", ".join(names))
-
-
-def _bind(algorithm: Algorithm, trainer: Trainer) -> None:
+def _run(algorithm: Algorithm, trainer: Trainer, train_data: Any, val_data: Any) -> None:
     """Give the algorithm what it works with, but no store: its absence tells that this is the old protocol."""
     algorithm.set_trainer(trainer)
     algorithm.set_adapter(trainer.adapter)
     algorithm.set_llm_proxy(trainer.llm_proxy)
     if trainer.initial_resources is not None:
         algorithm.set_initial_resources(trainer.initial_resources)
-
-
-def _run(algorithm: Algorithm, train_data: Any, val_data: Any) -> None:
     result = algorithm.run(train_dataset=train_data, val_dataset=val_data)
     if inspect.iscoroutine(result):
         run_in_loop(result)

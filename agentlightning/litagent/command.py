@@ -105,7 +105,7 @@ class CommandAgent(LitAgent[Any]):
         super().__init__()
         self.command = _checked_command(command)
         self.cwd = None if cwd is None else os.fspath(cwd)
-        self.env = _checked_env(env or {})
+        self.env = {name: os.fspath(value) for name, value in (env or {}).items() if _check_variable(name, value)}
         self.inherit_env = inherit_env
         self.timeout_seconds = timeout_seconds
         self.reward_from = reward_from
@@ -266,7 +266,10 @@ class _Run:
             return None
         if source == "exit_code":
             return 1.0 if program.exit_code == 0 else 0.0
-        written = "" if source == "stdout" else self._reward_file()
+        path, written = Path(self.environment[REWARD_FILE]), ""
+        if source != "stdout" and path.is_file():  # the program may have removed it, or put a folder in its place
+            with path.open("rb") as file:
+                written = file.read(LONGEST_REWARD_FILE).decode(errors="replace").strip()
         if source == "file" or written:
             place, text = "The reward file", written
             reward = _parsed_reward(text, place)
@@ -282,21 +285,11 @@ class _Run:
             raise RolloutFailed(f'{place} must be a number or a JSON object such as {{"reward": 0.5}}; {found}.')
         return reward
 
-    def _reward_file(self) -> str:
-        """The program may also have removed the file, or put something else in its place."""
-        path = Path(self.environment[REWARD_FILE])
-        if not path.is_file():
-            return ""
-        with path.open("rb") as file:
-            return file.read(LONGEST_REWARD_FILE).decode(errors="replace").strip()
-
 
 def _last_line(stream: ClippedText | None) -> str:
     """Without white space around it; empty if its beginning is missing."""
-    if stream is None:
-        return ""
-    lines = stream.end().rstrip().rsplit("\n", 1)
-    is_whole = len(lines) > 1 or not stream.cut_bytes
+    lines = [] if stream is None else stream.end().rstrip().rsplit("\n", 1)
+    is_whole = len(lines) > 1 or (stream is not None and not stream.cut_bytes)
     return lines[-1].strip() if is_whole else ""
 
 
@@ -356,10 +349,7 @@ def _checked_command(command: object) -> tuple[str, ...]:
     return tuple(os.fspath(word) for word in given)
 
 
-def _checked_env(env: Mapping[str, Any]) -> dict[str, str]:
-    for name, value in env.items():
-        if not isinstance(value, (str, os.PathLike)):
-            raise ConfigurationError(
-                f"Variables in env are text; {name} is of type {type(value).__name__}: give str(...)."
-            )
-    return {name: os.fspath(value) for name, value in env.items()}
+def _check_variable(name: str, value: object) -> bool:
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigurationError(f"Variables in env are text; {name} is of type {type(value).__name__}: give str(...).")
+    return True

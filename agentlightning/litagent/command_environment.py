@@ -35,6 +35,7 @@ __all__ = [
     "model_variables",
     "secrets_of",
     "telemetry_variables",
+    "warn_once",
 ]
 
 logger = logging.getLogger(__name__)
@@ -155,19 +156,19 @@ def _token_of_attempt(rollout: AttemptedRollout, endpoint: str) -> str | None:
     if not ours:
         return None
     if is_signed(ours):  # it permits more than one attempt, and cannot be narrowed
-        _warn_of_no_token(endpoint)
+        warn_once(
+            f"{_STORE_TOKEN} is a signed token, which is not handed on, and none came with the attempt, so programs "
+            f"get no token and may not send spans to {endpoint}: claim rollouts from the queue of a current server, "
+            "or set the master token."
+        )
         return None
     return sign_for_attempt(ours, *ids)
 
 
-@functools.lru_cache(maxsize=64)  # once, not once for each program
-def _warn_of_no_token(endpoint: str) -> None:
-    logger.warning(
-        "%s is a signed token, which is not handed on, and none came with the attempt, so programs get no token and "
-        "may not send spans to %s: claim rollouts from the queue of an up-to-date server, or set the master token.",
-        _STORE_TOKEN,
-        endpoint,
-    )
+@functools.lru_cache(maxsize=64)
+def warn_once(message: str) -> None:
+    """Log a warning once, not once for each program or call."""
+    logger.warning("%s", message)
 
 
 # ---------------------------------------------------------------------- what is inherited, and what is secret

@@ -27,6 +27,7 @@ from agentlightning.types import (
     RolloutRawResult,
 )
 from agentlightning.types.scoping import resources_for, scoped_to
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["FunctionalLitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 
@@ -59,7 +60,7 @@ class FunctionalLitAgent(LitAgent[T]):
         self._parameters = frozenset(inspect.signature(rollout_func).parameters)
         functools.update_wrapper(self, rollout_func)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._rollout_func(*args, **kwargs)
 
     def is_async(self) -> bool:
@@ -109,11 +110,11 @@ class FunctionalLitAgent(LitAgent[T]):
     def _name(self) -> str:
         return getattr(self._rollout_func, "__name__", repr(self._rollout_func))
 
-    def _arguments(self, resources: NamedResources | ResourcesUpdate, rollout: Rollout) -> dict[str, Any]:
+    def _arguments(self, resources: NamedResources | ResourcesUpdate, rollout: Rollout) -> JsonObject:
         """What the function asks for besides the task."""
         given = resources.resources if isinstance(resources, ResourcesUpdate) else resources
         named = resources_for(self._name, given)
-        arguments: dict[str, Any] = {}
+        arguments: JsonObject = {}
         if "rollout" in self._parameters:
             arguments["rollout"] = rollout
         if "llm" in self._parameters:

@@ -15,6 +15,7 @@ from agentlightning.store.claims import Claim
 from agentlightning.types import NamedResources, ParallelWorkerBase, Rollout, RolloutRawResult, Task
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.deprecation import deprecated
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from agentlightning.tracer import Tracer
@@ -143,7 +144,7 @@ class LitAgent(Generic[T]):
     runner = property(get_runner)
     tracer = property(get_tracer)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         """An agent travels to another process without its owners."""
         return {name: value for name, value in vars(self).items() if name not in ("_trainer_ref", "_runner_ref")}
 

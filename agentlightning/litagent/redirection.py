@@ -16,12 +16,10 @@ A call is left alone if it goes to a place that the resources name already, if t
 `redirect_exclude`, if its client was given to `exclude_from_redirect`, and inside `not_redirected()`.
 """
 
-import functools
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
 from agentlightning.dialects import COUNT_TOKENS_PATH
 from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch
@@ -37,13 +35,13 @@ from agentlightning.instrumentation.redirect import (
 from agentlightning.instrumentation.registry import Instrumentation, instrumentation
 from agentlightning.instrumentation.steps import current_agent
 from agentlightning.instrumentation.threads import ThreadContextPatch
+from agentlightning.litagent.command_environment import warn_once
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, ResourcesUpdate, Rollout
 from agentlightning.types.scoping import SEPARATOR, resources_for, scoped_to
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.once import once
 
 __all__ = ["MAIN_LLM", "redirecting", "router_for"]
-
-logger = logging.getLogger(__name__)
 
 MAIN_LLM: Final = "main_llm"
 """The model, of several, that takes calls of which the resources do not say otherwise."""
@@ -77,12 +75,11 @@ def redirecting(router: Router | None) -> AbstractContextManager[None]:
     """As `redirected`, also where no tracer has changed the SDKs; without a router nothing is changed."""
     if router is None:
         return nullcontext() if current_router() is None else redirected(None)
-    return redirected(router) if instrumentation().is_on else _patched(router)
+    return redirected(router) if instrumentation().is_on else _patched(_sending_patches(), router)
 
 
 @contextmanager
-def _patched(router: Router) -> Iterator[None]:
-    patches = _sending_patches()
+def _patched(patches: Instrumentation, router: Router) -> Iterator[None]:
     patches.acquire()
     try:
         with redirected(router):
@@ -180,7 +177,7 @@ class _Redirection:
         is_excluded = any(endpoint.excludes(request) for endpoint in taking.values())
         if _bare(request.path).endswith(_EMBEDDINGS):
             if taking and not is_excluded and request.provider is None:
-                _warn_once(
+                warn_once(
                     f"An embedding of the model '{request.model}' is not redirected, because none of the resources has "
                     "this model; if it is to go where its client sends it, give the LLM "
                     f"redirect_exclude=['{request.model}']."
@@ -189,7 +186,7 @@ class _Redirection:
         if len(taking) == 1:
             return next(iter(taking.values()))
         if taking and MAIN_LLM not in taking and not is_excluded:
-            _warn_once(
+            warn_once(
                 f"A call of the model '{request.model}' is not redirected, because several of the resources could take "
                 f"it: {', '.join(taking)}. Call one of them '{MAIN_LLM}', ask for the model of one, or give the others "
                 "redirect=False."
@@ -197,12 +194,7 @@ class _Redirection:
         return taking.get(MAIN_LLM)
 
 
-@functools.lru_cache(maxsize=64)  # once, not once for each call
-def _warn_once(message: str) -> None:
-    logger.warning("%s", message)
-
-
-def _parameters(sampling: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _parameters(sampling: JsonMapping, path: str) -> JsonObject:
     """Sampling parameters as the API at the end of this path calls them."""
     path = _bare(path)
     if not sampling or path.endswith((_EMBEDDINGS, COUNT_TOKENS_PATH)):

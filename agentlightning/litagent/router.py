@@ -21,6 +21,7 @@ from agentlightning.tracer import get_active_tracer
 from agentlightning.types import Attributes, NamedResources, Rollout, RolloutRawResult, Task
 from agentlightning.types.scoping import check_agent_name, pinned_id, resources_for
 from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = ["AgentRouter", "Predicate", "Route"]
 
@@ -81,7 +82,16 @@ class AgentRouter(LitAgent[T]):
         """
         super().__init__()
         self._threads = DaemonThreads("routed-agent")
-        self.routes = tuple(_as_routes(routes) if isinstance(routes, Mapping) else routes)
+        if isinstance(routes, Mapping):
+            pairs: JsonMapping = routes  # users may have given anything
+            for name, pair in pairs.items():
+                if not isinstance(pair, tuple) or len(pair) != 2:
+                    raise ConfigurationError(
+                        f"The route '{name}' must be a pair (predicate, agent); it is {pair!r}. To say more, give a "
+                        "list of Route."
+                    )
+            routes = [Route(name, agent, matches) for name, (matches, agent) in pairs.items()]
+        self.routes = tuple(routes)
         self.by_name = by_name
         self.default = Route(DEFAULT_NAME, default) if isinstance(default, LitAgent) else None
         if isinstance(default, str):
@@ -188,16 +198,6 @@ class AgentRouter(LitAgent[T]):
     def _all_routes(self) -> tuple[Route, ...]:
         is_named = any(route is self.default for route in self.routes)
         return self.routes if self.default is None or is_named else (*self.routes, self.default)
-
-
-def _as_routes(pairs: Mapping[str, Any]) -> list[Route]:
-    for name, pair in pairs.items():
-        if not isinstance(pair, tuple) or len(pair) != 2:  # a pair
-            raise ConfigurationError(
-                f"The route '{name}' must be a pair (predicate, agent); it is {pair!r}. To say more, give a list of "
-                "Route."
-            )
-    return [Route(name, agent, matches) for name, (matches, agent) in pairs.items()]
 
 
 def _check(routes: Sequence[Route]) -> None:

@@ -1,7 +1,7 @@
 """Runner: claims rollouts from the store, runs the agent on them, and reports."""
 
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,7 +11,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Hook, NamedResources, ParallelWorkerBase, Rollout, RolloutMode
 from agentlightning.types.lifecycle import Component, lifecycle_of
-from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.loop_thread import run_in_loop
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
@@ -69,7 +69,7 @@ class Runner(Component, ParallelWorkerBase, Generic[T_task]):
     def start(self) -> None:
         """Work off the queue as `iter` does, in the background, until `stop`; call `init` and `init_worker` before."""
         lifecycle_of(self).step("start")
-        lifecycle_of(self).work_in_background(lambda: _run_to_end(self._iter_started()))
+        lifecycle_of(self).work_in_background(lambda: run_in_loop(self._iter_started(), "agl-runner"))
 
     async def _iter_started(self) -> None:
         """As `iter`, of a runner that has taken the step `start`."""
@@ -94,16 +94,7 @@ class Runner(Component, ParallelWorkerBase, Generic[T_task]):
         self, input: T_task, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
     ) -> Rollout:
         """As `step`, for plain code, also where an event loop runs in the calling thread."""
-        return _run_to_end(self.step(input, resources=resources, mode=mode))
-
-
-def _run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine in a loop of its own, and wait for it."""
-    thread = LoopThread("agl-runner")
-    try:
-        return thread.run(coroutine)
-    finally:
-        thread.stop()
+        return run_in_loop(self.step(input, resources=resources, mode=mode), "agl-runner")
 
 
 def _quietly(undo: Any, message: str) -> None:

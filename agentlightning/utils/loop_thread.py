@@ -3,11 +3,11 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-__all__ = ["CrossLoopLock", "LoopThread", "LoopThreadEnded"]
+__all__ = ["CrossLoopLock", "LoopThread", "LoopThreadEnded", "run_in_loop"]
 
 ResultT = TypeVar("ResultT")
 
@@ -84,6 +84,19 @@ class LoopThread:
             self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
             self._thread.start()
         return self._loop
+
+
+def run_in_loop(work: Awaitable[ResultT], name: str = "agl-loop") -> ResultT:
+    """Await something on an event loop of its own, also where one runs in the calling thread."""
+
+    async def awaited() -> ResultT:
+        return await work
+
+    thread = LoopThread(name)
+    try:
+        return thread.run(awaited())
+    finally:
+        thread.stop()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -18,8 +18,9 @@ from agentlightning.litagent import (
     FunctionalLitAgent,
     LitAgent,
 )
+from agentlightning.litagent.command_environment import warn_once
 from agentlightning.litagent.invocation import call_agent, method_of
-from agentlightning.litagent.redirection import _warn_once, redirecting, router_for
+from agentlightning.litagent.redirection import redirecting, router_for
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
 from agentlightning.types.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
@@ -148,7 +149,7 @@ def test_a_call_goes_to_its_model_or_the_only_one_or_the_main_one(
 
 
 def test_a_call_that_several_could_take_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    _warn_once.cache_clear()
+    warn_once.cache_clear()
 
     for _ in range(3):
         assert target(SEVERAL) is None
@@ -200,7 +201,7 @@ def test_a_model_is_excluded_by_its_name_alone_or_behind_its_provider(exclude: l
 def test_an_embedding_that_is_left_alone_is_told_once_unless_excluded(
     caplog: pytest.LogCaptureFixture, exclude: list[str], count: int
 ) -> None:
-    _warn_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             target({"llm": proxied(redirect_exclude=exclude)}, asked("text-embedding", path="/embeddings"))

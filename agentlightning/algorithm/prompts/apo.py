@@ -39,6 +39,7 @@ from agentlightning.algorithm.utils import batch_iter_over_dataset, gathered
 from agentlightning.emitter import find_final_reward
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode, RolloutStatus
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -243,7 +244,7 @@ class APO(Algorithm, Generic[_TaskT]):
             self._critiques[prefix] = critique
             self._state.journal.put(f"{prefix}edit", [critique, edited])
 
-    async def _rendered(self, template: Path, context: dict[str, Any]) -> Any:
+    async def _rendered(self, template: Path, context: JsonObject) -> Any:
         """Chat messages of a POML file; rendered in a thread, for traces may be long."""
         rendered = await asyncio.to_thread(poml.poml, template, context=context, format="openai_chat")
         if self._poml_trace:

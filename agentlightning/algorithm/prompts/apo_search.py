@@ -17,6 +17,7 @@ from agentlightning.algorithm.prompts.results import (
     Candidate,
     Challenge,
     OptimisationResult,
+    RolloutResultForAPO,
     RunRecord,
     VersionedPromptTemplate,
     challenged,
@@ -27,11 +28,12 @@ from agentlightning.algorithm.prompts.templates import check_candidates_are_allo
 from agentlightning.algorithm.utils import shuffled_batches
 from agentlightning.errors import TrainingError
 from agentlightning.types import Dataset
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.prompts.apo import APO
 
-__all__ = ["BEST_RESOURCES_ID", "FAILED_CALLS", "LEAST_PAIRS", "NOT_PAYABLE", "Search", "TaskBatch", "TaskBatches"]
+__all__ = ["BEST_RESOURCES_ID", "FAILED_CALLS", "LEAST_PAIRS", "NOT_PAYABLE", "Search", "TaskBatches"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +53,7 @@ _SETTINGS: Final = (
 )
 
 
-class TaskBatch(list[_T]):
-    """Samples of a data set, and their numbers in it."""
-
-    def __init__(self, dataset: Dataset[_T], numbers: Sequence[int]) -> None:
-        super().__init__(dataset[number] for number in numbers)
-        self.numbers = list(numbers)
-
-
-class TaskBatches(Iterator[TaskBatch[_T]]):
+class TaskBatches(Iterator[list[_T]]):
     """Batches without end, each drawn once: a run that goes on finds them in its journal.
 
     Args:
@@ -77,11 +71,11 @@ class TaskBatches(Iterator[TaskBatch[_T]]):
         self.last: list[int] = []
         """The numbers of the last batch."""
 
-    def __next__(self) -> TaskBatch[_T]:
+    def __next__(self) -> list[_T]:
         drawn = list(next(self._draws))
         self._drawn += 1
         self.last = self._journal.remember(f"{self._name} batch {self._drawn}", lambda: drawn)
-        return TaskBatch(self._dataset, self.last)
+        return [self._dataset[number] for number in self.last]
 
 
 class Search:
@@ -136,7 +130,7 @@ class Search:
             self._stopped = f"the budget allows no more ({spent})"
             logger.info("APO ends: %s.", self._stopped)
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> JsonObject:
         """What makes a run what it is."""
         sizes = {"n_train": len(self._train), "n_val": len(self._val)}
         prompts = {name: prompt.model_dump() for name, prompt in self._seeds.items()}
@@ -152,12 +146,8 @@ class Search:
         return seed
 
     async def _validate_seed(self) -> None:
-        apo, seed = self._apo, self._best
-        everything = TaskBatch(self._val, range(len(self._val)))
-        prefix = "[Round 00 | Seed] "
-        began = time.monotonic()
-        done, score = await apo.evaluate_prompt_on_batch(seed, self._name, everything, mode="val", prefix=prefix)
-        self._note_rewards(seed, everything.numbers, prefix)
+        apo, seed, began = self._apo, self._best, time.monotonic()
+        done, score = await self._validated(seed, range(len(self._val)), "[Round 00 | Seed] ")
         await self.note_score(seed, score, len(done), time.monotonic() - began)
         seed.score = apo._history_best_score = score
         await self._record.draw(0, {"apo/best_score": score, **self._spent()})
@@ -296,9 +286,7 @@ class Search:
             missing = [task for task in numbers if task not in known]
             prefix = f"[Round {number:02d} | Pairs {next(chunks):02d}] "
             if missing:
-                batch = TaskBatch(self._val, missing)
-                await self._apo.evaluate_prompt_on_batch(prompt, self._name, batch, mode="val", prefix=prefix)
-                self._note_rewards(prompt, missing, prefix)
+                await self._validated(prompt, missing, prefix)
             return [known[task] for task in numbers]
 
         tasks = self._fresh_tasks(candidate, number)
@@ -345,13 +333,18 @@ class Search:
         await self._publish()
         self._result().write(apo.output)
 
-    def _note_rewards(self, prompt: VersionedPromptTemplate, numbers: Sequence[int], prefix: str) -> None:
-        """Keep the rewards of an evaluation by their tasks; one that is missing counts as zero, if zero can be."""
+    async def _validated(
+        self, prompt: VersionedPromptTemplate, numbers: Sequence[int], prefix: str
+    ) -> tuple[list[RolloutResultForAPO], float]:
+        """Run a prompt on validation tasks; its rewards are kept by task, a missing one as zero, if zero can be."""
+        tasks = [self._val[number] for number in numbers]
+        evaluated = await self._apo.evaluate_prompt_on_batch(prompt, self._name, tasks, mode="val", prefix=prefix)
         low, high = self._apo.reward_range
         found = self._apo._rewards.get(f"{prefix}val {prompt.version}", [])
         nothing = min(max(0.0, low), high)
         for number, reward in zip(numbers, found, strict=False):
             self._rewards[prompt.version][number] = nothing if reward is None else reward
+        return evaluated
 
     # ------------------------------------------------------------------ the account
 
@@ -388,7 +381,7 @@ class Search:
             best_estimate=estimate([after for _, after in pairs]) if pairs else None,
         )
 
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self) -> JsonObject:
         return {**self._result().to_json(), "candidates": self._state.lineage.to_json()}
 
 

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.budgets import Prices
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = ["BudgetSpent", "Hold", "Ledger", "OptimisationBudget", "most_tokens_read"]
 
@@ -69,10 +70,8 @@ class OptimisationBudget:
                 raise ConfigurationError(f"A price is zero or more; that of '{model}' is {prices}.")
         if self.call_tokens == 0:
             raise ConfigurationError("A call that may write nothing is of no use; call_tokens must be at least 1.")
-        if self.cost is not None:
-            self._check_money()
-
-    def _check_money(self) -> None:
+        if self.cost is None:
+            return
         meanings = {
             "prices": "what a token costs, by the names of the optimiser's models",
             "call_tokens": "the most that one of its calls may write",
@@ -102,7 +101,7 @@ class OptimisationBudget:
         return min(limits, default=None)
 
 
-def most_tokens_read(messages: Sequence[Mapping[str, Any]]) -> int:
+def most_tokens_read(messages: Sequence[JsonMapping]) -> int:
     """The most tokens that chat messages can be: each stands for at least a byte."""
     return sum(len(str(message.get("content") or "").encode()) + TOKENS_AROUND_A_MESSAGE for message in messages)
 
@@ -195,7 +194,7 @@ class Ledger:
             self.rollouts -= count if is_new else 0
             raise
 
-    def end_rollouts(self, hold: Hold, traces: Iterable[Iterable[Mapping[str, Any]]], unfinished: int = 0) -> None:
+    def end_rollouts(self, hold: Hold, traces: Iterable[Iterable[JsonMapping]], unfinished: int = 0) -> None:
         """Rollouts are over; these are the attributes of their spans.
 
         Args:
@@ -211,7 +210,7 @@ class Ledger:
     def _most_of_a_rollout(self) -> Fraction:
         return _exact(self.budget.rollout_cost or 0.0)
 
-    def _cost_of(self, trace: Iterable[Mapping[str, Any]]) -> Fraction:
+    def _cost_of(self, trace: Iterable[JsonMapping]) -> Fraction:
         """What the model calls of a trace cost; a call that tracer and proxy both recorded counts once.
 
         A call without a usage, or whose model has no price, may have cost the most.

@@ -47,6 +47,7 @@ from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.types import LLM, Dataset, NamedResources, PromptTemplate
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -237,7 +238,7 @@ class GepaRun:
         self._seed: PromptTexts = {name: prompt.template for name, prompt in prompts.items()}
         self._front, self._judges = _split(len(val), gepa.front_size, gepa.seed)
         self._n_train = len(train)
-        self._identity: dict[str, Any] = {
+        self._identity: JsonObject = {
             "algorithm": RUN_NAME,
             **{name: getattr(gepa, name) for name in _SETTINGS},
             # A larger one would lead to another best candidate, and to a second test on the same tasks.
@@ -310,7 +311,7 @@ class GepaRun:
         result.report(NAME, self._gepa.output)
         return result
 
-    def _account(self) -> dict[str, Any]:
+    def _account(self) -> JsonObject:
         state = self.state
         return {"candidates": state.lineage.to_json(), "spent": state.ledger.spent, "counts": dict(state.counts)}
 

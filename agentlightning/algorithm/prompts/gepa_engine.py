@@ -40,6 +40,7 @@ from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollou
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.json_values import JsonMapping
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch, GEPAAdapter, ProposalFn
@@ -74,7 +75,7 @@ def require_gepa() -> None:
         raise ConfigurationError(f"GEPA runs on the gepa package: run `{install_command('gepa')}`.") from error
 
 
-def reflection_question(text: str, examples: Sequence[Mapping[str, Any]], beside: str) -> str:
+def reflection_question(text: str, examples: Sequence[JsonMapping], beside: str) -> str:
     """What the model is asked, in gepa's words and with what stands beside them."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
@@ -227,7 +228,7 @@ class CandidateEvaluator:
         resources_id = await self._publish(one.texts)
         sent, finished = await self._evaluator.run(step, tasks, mode=one.mode, resources_id=resources_id)
         by_id = {rollout.rollout_id: rollout for rollout in finished}
-        traces: list[list[Mapping[str, Any]]] = []
+        traces: list[list[JsonMapping]] = []
         outcomes = [
             await self._read(one, task, by_id.get(rollout_id), traces)
             for task, rollout_id in zip(tasks, sent, strict=True)
@@ -260,7 +261,7 @@ class CandidateEvaluator:
         return changed
 
     async def _read(
-        self, one: Evaluation, task: Any, rollout: Rollout | None, traces: list[list[Mapping[str, Any]]]
+        self, one: Evaluation, task: Any, rollout: Rollout | None, traces: list[list[JsonMapping]]
     ) -> Outcome:
         """The outcome of one rollout, None if it was late; what its spans say is added to the traces."""
         spans: list[Span] = []
@@ -438,10 +439,10 @@ class Evolution:
 
     # ------------------------------------------------------------------ gepa's callback and logger
 
-    def on_iteration_start(self, event: Mapping[str, Any]) -> None:
+    def on_iteration_start(self, event: JsonMapping) -> None:
         self.proposer.round = event["iteration"]
 
-    def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
+    def on_valset_evaluated(self, event: JsonMapping) -> None:
         """A candidate was tried on all tasks by which candidates are chosen, and joins the pool."""
         texts, score, iteration = event["candidate"], event["average_score"], event["iteration"]
         version = self.proposer.version_of[digest_of(texts)]
@@ -454,7 +455,7 @@ class Evolution:
         found = estimate(self.pool[-1].scores)
         logger.info("Candidate %s (%s) joins the pool with a score of %s.", version, origin, found)
 
-    def on_iteration_end(self, event: Mapping[str, Any]) -> None:
+    def on_iteration_end(self, event: JsonMapping) -> None:
         self._settle_dropped()
         spent = self.proposer.state.ledger.spent
         values = {"gepa/candidates": len(self.pool), "gepa/best_score": self.best.score}

@@ -12,11 +12,12 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.private_files import append_to
 
 __all__ = ["RunJournal"]
@@ -36,10 +37,10 @@ class RunJournal:
     """
 
     def __init__(
-        self, path: Path | None = None, identity: Mapping[str, Any] | None = None, *, algorithm: str = "APO"
+        self, path: Path | None = None, identity: JsonMapping | None = None, *, algorithm: str = "APO"
     ) -> None:
         self._path = path
-        self._steps: dict[str, Any] = {}
+        self._steps: JsonObject = {}
         self._key = ""
         self._algorithm = algorithm
         if path is None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, most_tokens_read
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -88,7 +89,9 @@ class OptimiserModel:
         """The text of the model's answer; None if there is none. OptimiserFailed if it cannot be reached."""
         if self._function is not None:
             return await self._call_function(model, messages)
-        client = _without_retries(self.client)
+        # Retries of the client's own would not be counted.
+        client: Any = self.client
+        client = client.with_options(max_retries=0) if hasattr(client, "with_options") else client
         most_read = most_tokens_read(messages) if self.ledger.budget.cost is not None else 0
         for number in range(1, TRIES + 1):
             hold = await self.ledger.take_call(model, most_read)
@@ -120,7 +123,7 @@ class OptimiserModel:
         finally:
             self.ledger.end_call(hold, None)
 
-    async def _request(self, client: Any, request: dict[str, Any], hold: Hold) -> Any:
+    async def _request(self, client: Any, request: JsonObject, hold: Hold) -> Any:
         """One request, which the ledger counts."""
         try:
             answer = await client.chat.completions.create(**request)
@@ -156,15 +159,6 @@ def _client_of_environment(algorithm: str) -> "AsyncOpenAI":
             f"{algorithm} has no model to ask: pass an AsyncOpenAI client, or set OPENAI_API_KEY (and OPENAI_BASE_URL)."
         )
     return AsyncOpenAI(max_retries=0)
-
-
-def _without_retries(client: Any) -> Any:
-    """The client with retries of its own switched off: those would not be counted."""
-    try:
-        from openai import AsyncOpenAI
-    except ImportError:
-        return client
-    return client.with_options(max_retries=0) if isinstance(client, AsyncOpenAI) else client
 
 
 def _text_of(model: str, answer: Any) -> str | None:

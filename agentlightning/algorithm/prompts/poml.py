@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 from agentlightning.errors import TemplateError
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["APPLY_EDIT_PROMPT_FILES", "GRADIENT_PROMPT_FILES", "poml"]
 
@@ -39,7 +40,7 @@ class _Unsupported(Exception):
     """A prompt file uses more of POML than is known here; it stays in this file."""
 
 
-def poml(markup: str | Path, context: _Context, format: str = "openai_chat") -> dict[str, Any]:
+def poml(markup: str | Path, context: _Context, format: str = "openai_chat") -> JsonObject:
     """The chat messages of a POML file: `{"messages": [...]}`."""
     path = Path(markup)
     try:
@@ -52,7 +53,7 @@ def poml(markup: str | Path, context: _Context, format: str = "openai_chat") -> 
             from poml import poml as render
         except ImportError as error:
             raise ImportError(f"{path.name} {reason}, which needs poml: run `{install_command('poml')}`.") from error
-        rendered: dict[str, Any] = render(path, context=dict(context), format=format)
+        rendered: JsonObject = render(path, context=dict(context), format=format)
         return rendered
     return {"messages": [{"role": "user", "content": content}]}
 

@@ -24,13 +24,13 @@ from agentlightning.algorithm.utils import gathered
 from agentlightning.emitter import find_reward_spans, get_message_value, get_rewards_from_span
 from agentlightning.semconv import AGL_EXCEPTION
 from agentlightning.types import PromptTemplate, Span
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = [
     "Examples",
     "PromptTexts",
     "Proposer",
     "ReflectionJob",
-    "ReflectionModel",
     "ReflectiveRecord",
     "digest_of",
     "reflective_record",
@@ -38,13 +38,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-ReflectionModel = Callable[[str], "str | None | Awaitable[str | None]"]
-"""A model as a function, plain or async: the text that is asked in, the answer out."""
 PromptTexts = Mapping[str, str]
 """The prompts of a candidate by the names of their resources."""
 ReflectiveRecord = dict[str, str]
 """One example of a reflection prompt: texts by their headings."""
-Examples = Mapping[str, Sequence[Mapping[str, Any]]]
+Examples = Mapping[str, Sequence[JsonMapping]]
 ReflectionJob = tuple[dict[str, str], Examples, list[str]]
 """The prompts of a parent, examples for each prompt that is to change, and the names of these."""
 
@@ -80,7 +78,7 @@ class Proposer:
     ask: Callable[[str], Awaitable[str | None]]
     seeds: Mapping[str, PromptTemplate]
     state: RunState
-    render: Callable[[str, Sequence[Mapping[str, Any]], str], Any]
+    render: Callable[[str, Sequence[JsonMapping], str], Any]
     """Makes the question of a prompt, examples, and what is to be said beside them."""
     extract: Callable[[str], str]
     """Finds the new prompt in an answer."""
@@ -112,7 +110,7 @@ class Proposer:
             written[name] = list(kept)
         return written
 
-    async def _written(self, text: str, name: str, examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    async def _written(self, text: str, name: str, examples: Sequence[JsonMapping]) -> list[str]:
         question = self.render(text, examples, _beside(self.seeds[name]))
         written: list[str] = []
         while len(written) < MOST_QUESTIONS and (not written or self._why_unfit(name, written[-1], text) is not None):
@@ -228,7 +226,7 @@ def _whole_conversations(calls: Sequence[OpenAIMessages]) -> list[OpenAIMessages
     ]
 
 
-def _goes_on(earlier: Sequence[Mapping[str, Any]], later: Sequence[Mapping[str, Any]]) -> bool:
+def _goes_on(earlier: Sequence[JsonMapping], later: Sequence[JsonMapping]) -> bool:
     prompt = len(earlier) - 1
     return len(later) > len(earlier) and list(later[:prompt]) == list(earlier[:prompt])
 
@@ -237,7 +235,7 @@ def _conversation(call: OpenAIMessages) -> str:
     return "\n\n".join(f"[{message.get('role', 'unknown')}]\n{_content_of(message)}" for message in call["messages"])
 
 
-def _content_of(message: Mapping[str, Any]) -> str:
+def _content_of(message: JsonMapping) -> str:
     content = message.get("content")
     parts = [] if content is None else [_as_text(content)]
     for call in message.get("tool_calls") or ():

@@ -19,6 +19,7 @@ from agentlightning.algorithm.intervals import Estimate, summary_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import PromptTemplate, RolloutStatus, Run, RunStatus
+from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.private_files import replaced_file
 
 __all__ = [
@@ -157,7 +158,7 @@ class OptimisationResult:
     def __str__(self) -> str:
         return "\n".join([*self.headlines(), self.diff()]).rstrip()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As it stands in the store and in the output file."""
         return {
             "best_version": self.best_version,
@@ -213,7 +214,7 @@ class RunRecord:
 
     @asynccontextmanager
     async def kept(
-        self, config: dict[str, Any], run_id: str | None, summary: Callable[[], dict[str, Any]]
+        self, config: JsonObject, run_id: str | None, summary: Callable[[], JsonObject]
     ) -> AsyncIterator[None]:
         """Begin the run, or go on with the one of this id; an error in the block ends it as failed or stopped."""
         metadata = {} if self._trainer_run_id is None else {"trainer_run_id": self._trainer_run_id}
@@ -234,7 +235,7 @@ class RunRecord:
             if run_id is not None:
                 await self._store.add_metrics(run_id, step, finite)
 
-    async def write(self, status: RunStatus, summary: dict[str, Any]) -> None:
+    async def write(self, status: RunStatus, summary: JsonObject) -> None:
         """Write down how things stand."""
         if self.run_id is not None:
             await self._store.finish_run(self.run_id, status, summary=summary)
@@ -306,7 +307,7 @@ class Lineage:
             current = candidate.parent
         return line[::-1]
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[JsonObject]:
         """As it stands in the store, under `candidates` in the summary of the algorithm's run."""
         return [{**asdict(one), "scores": {str(n): score for n, score in one.scores.items()}} for one in self]
 
@@ -330,7 +331,7 @@ class RolloutResultForAPO(TypedDict):
 
     status: RolloutStatus
     final_reward: float | None
-    spans: list[dict[str, Any]]
+    spans: list[JsonObject]
     messages: list[Any]
 
 

@@ -7,7 +7,7 @@ out as a whole, so that the loss on what is held out tells of tasks that were no
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -20,6 +20,7 @@ from agentlightning.algorithm.grpo.samples import RolloutOutcome, Sample
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode
+from agentlightning.utils.json_values import JsonMapping
 
 __all__ = [
     "Acceptance",
@@ -63,7 +64,7 @@ class RecordedRollouts:
     """These; None takes all."""
     modes: Sequence[RolloutMode | None] = ("train", None)
     """By default not those of validation and test."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: JsonMapping = field(default_factory=dict)
     """Those whose metadata has these entries."""
     model: str | None = None
     """Of traces with calls of several models, the one whose calls are learned."""
@@ -208,10 +209,12 @@ def examples_of(
         assert outcome.trajectory is not None
         kept: list[TokenSequence] = []
         for sequence in outcome.trajectory.sequences:
-            is_cut = sequence.is_aborted or (acceptance.skip_truncated and sequence.is_truncated)
-            unfit = Rejected.TRUNCATED if is_cut else _unfit(sequence, max_length, vocab_size)
-            if unfit is not None:
-                rejected[unfit] += 1
+            if sequence.is_aborted or (acceptance.skip_truncated and sequence.is_truncated):
+                rejected[Rejected.TRUNCATED] += 1
+            elif len(sequence.token_ids) > max_length:
+                rejected[Rejected.TOO_LONG] += 1
+            elif not all(0 <= token < vocab_size for token in sequence.token_ids):
+                rejected[Rejected.FOREIGN_TOKENS] += 1
             elif any(sequence.loss_mask[1:]):
                 kept.append(sequence)
         if kept:
@@ -221,13 +224,6 @@ def examples_of(
     rejected[Rejected.NOT_BEST] += len(good) - len(best)
     samples = [_sample(outcome, sequence) for outcome in best for sequence in fitting[outcome.rollout_id]]
     return Examples(samples, len(outcomes), rejected)
-
-
-def _unfit(sequence: TokenSequence, max_length: int, vocab_size: int) -> Rejected | None:
-    if len(sequence.token_ids) > max_length:
-        return Rejected.TOO_LONG
-    is_known = all(0 <= token < vocab_size for token in sequence.token_ids)
-    return None if is_known else Rejected.FOREIGN_TOKENS
 
 
 def _best(outcomes: Sequence[RolloutOutcome], per_task: int | None) -> list[RolloutOutcome]:

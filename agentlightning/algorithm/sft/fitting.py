@@ -8,7 +8,6 @@ import logging
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.token_logprobs import token_logprobs
 from agentlightning.algorithm.sft.examples import FittingSettings, Split
 from agentlightning.engine.model import CausalModel
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["Fitting", "sft_loss"]
 
@@ -51,7 +51,7 @@ class Fitting:
         settings: FittingSettings,
         *,
         checkpoints: Checkpoints | None = None,
-        progress: dict[str, Any] | None = None,
+        progress: JsonObject | None = None,
     ) -> None:
         """Prepare the first epoch.
 

@@ -40,6 +40,7 @@ from agentlightning.algorithm.utils import report_metrics
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.agents import AgentMatcher
+from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from agentlightning.engine.lora import LoraOptions
@@ -259,7 +260,7 @@ class SFT(Algorithm):
 
     # ------------------------------------------------------------------ validation
 
-    def run_summary(self) -> dict[str, Any]:
+    def run_summary(self) -> JsonObject:
         gain = gain_summary(self._validated[0], self._validated[-1]) if len(self._validated) > 1 else {}
         return {**validation_summary(self.baseline, self.result), **gain}
 

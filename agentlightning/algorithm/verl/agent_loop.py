@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -41,6 +41,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import EnqueueRolloutRequest, NamedResources, RolloutConfig
 from agentlightning.utils.id import rollout_id as new_rollout_id
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
@@ -60,7 +61,7 @@ class _Prompt:
     uid: str
     task: Any
     data_source: str
-    reward_model: Mapping[str, Any]
+    reward_model: JsonMapping
     global_steps: int
     is_validation: bool
 
@@ -129,15 +130,15 @@ class StoreAgentLoopManager:
 
     def generate_sequences(self, prompts: Any) -> None:
         """Have a batch run; returns at once, and the trajectories come through verl's TransferQueue."""
-        batch = _read_batch(prompts)
-        running = self._thread.start_soon(self._run(batch))
-        self._batches.add(running)
-        running.add_done_callback(self._end_batch)
 
-    def _end_batch(self, running: Future[None]) -> None:
-        self._batches.discard(running)
-        if not running.cancelled() and (error := running.exception()) is not None:
-            logger.error("A batch of prompts was lost, and verl may wait for it for ever.", exc_info=error)
+        def end(running: Future[None]) -> None:
+            self._batches.discard(running)
+            if not running.cancelled() and (error := running.exception()) is not None:
+                logger.error("A batch of prompts was lost, and verl may wait for it for ever.", exc_info=error)
+
+        running = self._thread.start_soon(self._run(_read_batch(prompts)))
+        self._batches.add(running)
+        running.add_done_callback(end)
 
     def close(self) -> None:
         """Stop the proxy; batches that still run are dropped. verl ends the process without calling it."""
@@ -194,7 +195,7 @@ class StoreAgentLoopManager:
             self._resources_ids[is_validation] = update.resources_id
         logger.info("verl's model '%s' is served at %s.", self._model, proxy.endpoint)
 
-    def _sampling(self, is_validation: bool) -> dict[str, Any]:
+    def _sampling(self, is_validation: bool) -> JsonObject:
         rollout = self._config.actor_rollout_ref.rollout
         chosen = rollout.val_kwargs if is_validation else rollout
         names = ("temperature", "top_p", "top_k")
@@ -243,7 +244,10 @@ class StoreAgentLoopManager:
         status, sessions = "failure", list[_Session]()
         try:
             finished = await self._finished(prompt, rollout_ids)
-            sessions = await asyncio.to_thread(self._read, prompt, finished)
+            # What failed counts as the settings say, and in validation the worst.
+            own = [one.own_reward for one in finished if one.own_reward is not None]
+            failed = reward_of_failed("worst" if prompt.is_validation else self._settings.failed, own)
+            sessions = await asyncio.to_thread(lambda: [self._session(prompt, one, failed) for one in finished])
             if await self._put(prompt, sessions):
                 status = "finished"
         except Exception:  # the boundary of a group: verl must be told that it is over
@@ -267,12 +271,6 @@ class StoreAgentLoopManager:
         await self._sessions.close(rollout_ids, CLOSE_SECONDS)
         sent = Sent(dict.fromkeys(rollout_ids, prompt.uid))
         return await asyncio.wait_for(self._rollout_batches.gather(sent), CLOSE_SECONDS)
-
-    def _read(self, prompt: _Prompt, finished: Sequence[FinishedRollout]) -> list[_Session]:
-        """Rows and rewards of the sessions; what failed counts as the settings say, and in validation the worst."""
-        own = [one.own_reward for one in finished if one.own_reward is not None]
-        failed = reward_of_failed("worst" if prompt.is_validation else self._settings.failed, own)
-        return [self._session(prompt, one, failed) for one in finished]
 
     def _session(self, prompt: _Prompt, finished: FinishedRollout, failed: float | None) -> _Session:
         reward = failed if finished.own_reward is None else finished.own_reward
@@ -298,8 +296,8 @@ class StoreAgentLoopManager:
     async def _put(self, prompt: _Prompt, sessions: Sequence[_Session]) -> bool:
         """Put the trajectories of a group; whether every session has one."""
         keys: list[str] = []
-        fields: list[dict[str, Any]] = []
-        tags: list[dict[str, Any]] = []
+        fields: list[JsonObject] = []
+        tags: list[JsonObject] = []
         is_complete = True
         for number, session in enumerate(sessions):
             rows = session.found.rows
@@ -318,7 +316,7 @@ class StoreAgentLoopManager:
             await self._queue.async_kv_batch_put(keys=keys, fields=stacked, tags=tags, partition_id=prompt.partition)
         return is_complete
 
-    def _other_fields(self, prompt: _Prompt, session: _Session) -> dict[str, Any]:
+    def _other_fields(self, prompt: _Prompt, session: _Session) -> JsonObject:
         rollout = session.finished.rollout
         return {
             "num_turns": session.found.calls,

@@ -7,7 +7,7 @@ one has replaced, is refused, because verl's servers sleep between the steps and
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from agentlightning.asgi.request import ConnectionScope, Receive, Send
 from agentlightning.engine.sampling import FinishReason, Generation, GenerationFuture, OnToken, Sampling
 from agentlightning.errors import EngineError, InvalidRequest, NotAllowed
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 __all__ = ["AttributedApp", "ClientEngine", "LlmClient", "Sessions"]
 
@@ -30,7 +31,7 @@ _caller: ContextVar[tuple[str, str]] = ContextVar("agl_verl_caller", default=(""
 class LlmClient(Protocol):
     """What verl gives to an agent loop to sample with."""
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: JsonObject) -> Any:
         """A `TokenOutput`: token_ids, log_probs, stop_reason, extra_fields."""
         ...
 
@@ -39,7 +40,7 @@ class LlmClient(Protocol):
 class Session:
     """One rollout that may call the model."""
 
-    sampling: Mapping[str, Any]
+    sampling: JsonMapping
     """What its calls are sampled with, whatever the agent asks for."""
     attempt_id: str = ""
     """The attempt that called last."""
@@ -54,7 +55,7 @@ class Sessions:
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
 
-    def open(self, rollout_id: str, sampling: Mapping[str, Any]) -> None:
+    def open(self, rollout_id: str, sampling: JsonMapping) -> None:
         self._open[rollout_id] = Session(sampling)
 
     async def close(self, rollout_ids: Sequence[str], timeout_seconds: float) -> None:
@@ -133,7 +134,7 @@ class ClientEngine:
     def close(self) -> None:
         """They go on; verl ends them."""
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> JsonObject:
         return {"requests": self._requests, "version": self.version}
 
     def submit(
@@ -157,7 +158,7 @@ class ClientEngine:
         self._requests += 1
         return future
 
-    def _parameters(self, session: Session, sampling: Sampling, limit: int) -> dict[str, Any]:
+    def _parameters(self, session: Session, sampling: Sampling, limit: int) -> JsonObject:
         """A dictionary for this call alone: verl's servers take entries out of it."""
         if sampling.seed is not None and not self._has_warned:
             self._has_warned = True
@@ -178,7 +179,7 @@ class ClientEngine:
         future: GenerationFuture,
         attempt_id: str,
         prompt_ids: list[int],
-        parameters: dict[str, Any],
+        parameters: JsonObject,
         on_token: OnToken | None,
     ) -> None:
         limit = parameters["max_tokens"]

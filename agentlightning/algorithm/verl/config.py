@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 __all__ = ["Configuration", "VerlConfig", "compose"]
 
@@ -35,16 +36,14 @@ class Configuration(Protocol):
 class VerlConfig(dict[str, Any]):
     """A dictionary whose entries are attributes too, at every depth; it equals a plain one with the same entries."""
 
-    def __init__(self, entries: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
-        self.update(entries or {})
+    def __init__(self, entries: JsonMapping | None = None) -> None:
+        super().__init__({name: _wrapped(value) for name, value in (entries or {}).items()})
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, _wrapped(value))
 
-    def update(self, entries: Mapping[str, Any], /) -> None:  # type: ignore[override] # one form will do
-        for name, value in entries.items():
-            self[name] = value
+    def update(self, entries: JsonMapping, /) -> None:  # type: ignore[override] # one form will do
+        super().update(VerlConfig(entries))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -57,7 +56,7 @@ class VerlConfig(dict[str, Any]):
         self[name] = value
 
 
-def compose(config: Mapping[str, Any] | None = None) -> Configuration:
+def compose(config: JsonMapping | None = None) -> Configuration:
     """Our configuration with the user's values over it, which may be new ones.
 
     Raises:
@@ -79,7 +78,7 @@ def compose(config: Mapping[str, Any] | None = None) -> Configuration:
     return composed
 
 
-def _own() -> dict[str, Any]:
+def _own() -> JsonObject:
     """The file, less what is for Hydra."""
     text = files(_PACKAGE).joinpath(_FILE).read_text(encoding="utf-8")
     entries = importlib.import_module("yaml").safe_load(text)
@@ -110,7 +109,7 @@ def _over(defaults: Path) -> Any:
         importlib.import_module("hydra.core.global_hydra").GlobalHydra.instance().hydra = before
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(base: JsonMapping, over: JsonMapping) -> JsonObject:
     """Both, level by level; where they differ, `over`."""
     result = dict(base)
     for name, value in over.items():

@@ -8,6 +8,7 @@ from torch.utils.data import Dataset
 
 from agentlightning.algorithm.verl.run_folder import read_rows
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["TASK", "AgentDataset", "LoadedDataset"]
 
@@ -15,7 +16,7 @@ TASK: Final = "task"
 """Column of verl's batch in which a task travels, as {"input": task}: verl's columns hold no bare None."""
 
 
-class AgentDataset(Dataset[dict[str, Any]]):
+class AgentDataset(Dataset[JsonObject]):
     """The rows of files, made by verl with the arguments of its own data sets.
 
     A row may be anything. Of one that is a mapping, `data_source` and `reward_model` go to verl's metrics.
@@ -37,7 +38,7 @@ class AgentDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> JsonObject:
         row = self.rows[index]
         known = row if isinstance(row, dict) else {}
         reward_model = known.get("reward_model")

@@ -1,7 +1,6 @@
 """VERL: an algorithm that trains with verl's trainer. Making one and composing its configuration needs nothing else."""
 
 import pkgutil
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.base import Algorithm
@@ -9,6 +8,7 @@ from agentlightning.algorithm.verl.config import Configuration, compose
 from agentlightning.algorithm.verl.launch import TaskRunnerHere, run_ppo
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset
+from agentlightning.utils.json_values import JsonMapping
 
 if TYPE_CHECKING:
     from agentlightning.client import AgentLightningClient
@@ -27,7 +27,7 @@ class VERL(Algorithm):
 
     def __init__(
         self,
-        config: Mapping[str, Any] | None = None,
+        config: JsonMapping | None = None,
         trainer_cls: type | None = None,
         daemon_cls: type | None = None,
     ) -> None:

@@ -25,6 +25,7 @@ from agentlightning.store.forwarding import innermost
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import Dataset, NamedResources
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 
 __all__ = ["TaskRunnerHere", "missing_for_verl", "run_ppo"]
@@ -38,7 +39,7 @@ class TaskRunnerHere:
     """verl's task runner as verl starts it, placed on the node of this program; it can be killed."""
 
     def __init__(self) -> None:
-        self._options: dict[str, Any] = {}
+        self._options: JsonObject = {}
         self._actor: Any = None
 
     def options(self, **options: Any) -> "TaskRunnerHere":
@@ -98,8 +99,11 @@ def run_ppo(
         )
     config = _with_attention(config)
     _check(config)
+    if llm_proxy is not None:  # its settings: in verl's process it gets the store as that is reached there
+        llm_proxy = copy.copy(llm_proxy)
+        llm_proxy.store = None
     with _reachable(store, config) as served:
-        parts = RunParts(served, adapter, _without_store(llm_proxy), initial_resources, run_id)
+        parts = RunParts(served, adapter, llm_proxy, initial_resources, run_id)
         with run_folder(parts, train_dataset, val_dataset) as paths:
             _train(_with_paths(config, paths), task_runner or TaskRunnerHere())
 
@@ -193,15 +197,6 @@ def _reachable(store: LightningStore | None, config: Configuration) -> Iterator[
             thread.run(server.stop())
     finally:
         thread.stop()
-
-
-def _without_store(llm_proxy: LLMProxy | None) -> LLMProxy | None:
-    """The proxy's settings: in verl's process it gets the store as that is reached there."""
-    if llm_proxy is None:
-        return None
-    settings = copy.copy(llm_proxy)
-    settings.store = None
-    return settings
 
 
 def _with_paths(config: Configuration, paths: dict[str, str]) -> Configuration:

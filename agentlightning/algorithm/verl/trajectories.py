@@ -24,6 +24,7 @@ from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
 from agentlightning.algorithm.verl.config import Configuration
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Span, Triplet
+from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.private_files import append_to
 
 __all__ = [
@@ -69,7 +70,11 @@ class Row:
 def rows_of(trace: Trajectory | Sequence[Triplet], level: Level) -> list[Row]:
     """The rows of one rollout; calls without a prompt or a response give none."""
     if level == "transition" and not isinstance(trace, Trajectory):
-        return [_transition(number, call) for number, call in _calls(trace)]
+        return [
+            Row(number, one.prompt_ids, one.response_ids, [1] * n_tokens, one.logprobs or [None] * n_tokens)
+            for number, one in _calls(trace)
+            if (n_tokens := len(one.response_ids))
+        ]
     rows: list[Row] = []
     cuts = [cut for one in as_trajectory(trace).sequences for cut in _cuts(one, level)]
     for number, (sequence, start, end) in enumerate(cuts):
@@ -89,18 +94,13 @@ def as_trajectory(trace: Trajectory | Sequence[Triplet]) -> Trajectory:
     return Trajectory(rollout_id="", attempt_id="", sequences=sequences, breaks=tuple(builder.breaks))
 
 
-def calls_with_tokens(trace: Trajectory | Sequence[Triplet]) -> int:
-    """How many model calls have the token ids of both prompt and response."""
+def count_calls(trace: Trajectory | Sequence[Triplet]) -> tuple[int, int]:
+    """Model calls with the token ids of both prompt and response, and those in no row for want of them."""
     if isinstance(trace, Trajectory):
-        return sum(len(sequence.calls) for sequence in trace.sequences)
-    return sum(1 for _ in _calls(trace))
-
-
-def calls_without_tokens(trace: Trajectory | Sequence[Triplet]) -> int:
-    """How many model calls are in no row because their token ids were not recorded."""
-    if isinstance(trace, Trajectory):
-        return sum(call.reason in _WITHOUT_TOKENS for call in trace.dropped)
-    return len(trace) - calls_with_tokens(trace)
+        without = sum(call.reason in _WITHOUT_TOKENS for call in trace.dropped)
+        return sum(len(sequence.calls) for sequence in trace.sequences), without
+    found = sum(1 for _ in _calls(trace))
+    return found, len(trace) - found
 
 
 def _cuts(sequence: TokenSequence, level: Level) -> list[tuple[TokenSequence, int, int]]:
@@ -110,11 +110,6 @@ def _cuts(sequence: TokenSequence, level: Level) -> list[tuple[TokenSequence, in
     if 1 not in sequence.loss_mask:
         return []
     return [(sequence, sequence.loss_mask.index(1), len(sequence.token_ids))]
-
-
-def _transition(number: int, call: CallTokens) -> Row:
-    length = len(call.response_ids)
-    return Row(number, call.prompt_ids, call.response_ids, [1] * length, call.logprobs or [None] * length)
 
 
 def _calls(triplets: Sequence[Triplet]) -> Iterator[tuple[int, CallTokens]]:
@@ -231,12 +226,13 @@ def session_rows(trace: Trajectory | Sequence[Triplet], settings: TrajectorySett
         )
         for row in fitting
     ]
+    calls, without_tokens = count_calls(trace)
     return SessionRows(
         rows=tuple(row for row in rows if any(row.response_mask)),
-        calls=calls_with_tokens(trace),
+        calls=calls,
         too_long=len(known) - len(fitting),
         truncated=sum(len(row.response_ids) > limit for row in fitting),
-        without_tokens=calls_without_tokens(trace) + len(found) - len(known),
+        without_tokens=without_tokens + len(found) - len(known),
     )
 
 
@@ -245,7 +241,7 @@ def placeholder_row(end_id: int) -> Row:
     return Row(turn_index=0, prompt_ids=[end_id], response_ids=[end_id], response_mask=[0], logprobs=[0.0])
 
 
-def fields_of(row: Row, reward: float, others: dict[str, Any]) -> dict[str, Any]:
+def fields_of(row: Row, reward: float, others: JsonObject) -> JsonObject:
     """The fields of one trajectory.
 
     Args:
@@ -271,7 +267,7 @@ def fields_of(row: Row, reward: float, others: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def tag_of(row: Row, *, global_steps: int, versions: Sequence[int]) -> dict[str, Any]:
+def tag_of(row: Row, *, global_steps: int, versions: Sequence[int]) -> JsonObject:
     """The tag of one trajectory.
 
     Args:

@@ -12,7 +12,7 @@ tools begins no call: it belongs to the text or to the arguments in which it sta
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from agentlightning.engine.codec import (
@@ -28,6 +28,7 @@ from agentlightning.engine.codec import (
 from agentlightning.engine.tiny import tokenizer
 from agentlightning.engine.tiny.tokenizer import ASSISTANT, CALL, END, NAMED, SYSTEM, TOOL, TOOLS, USER
 from agentlightning.errors import InvalidRequest
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["TinyChatCodec", "TinyParser"]
 
@@ -160,7 +161,7 @@ def _parameters_by_tool(tools: Sequence[ToolDefinition] | None) -> dict[str, str
     return parameters
 
 
-def _named_function(entry: object) -> dict[str, Any]:
+def _named_function(entry: object) -> JsonObject:
     """The function of a tool's definition or of a call to one."""
     function = entry.get("function") if isinstance(entry, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -14,7 +14,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +24,7 @@ from torch import Tensor
 from agentlightning.engine.tiny.model import NORM_EPSILON, ROTARY_BASE, TinyModel, TinyShape
 from agentlightning.engine.tiny.tokenizer import CALL, END, NAMED, PAD, VOCABULARY_SIZE, text_of
 from agentlightning.errors import EngineError
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 __all__ = ["DESCRIPTION_FILE", "SHIPPED_FOLDER", "WEIGHTS_FILE", "load_tiny", "save_tiny"]
 
@@ -68,7 +69,7 @@ def load_tiny(folder: Path = SHIPPED_FOLDER, *, device: str | torch.device = "cp
     return model.to(device)
 
 
-def save_tiny(model: TinyModel, folder: Path, *, extra: Mapping[str, Any] | None = None) -> None:
+def save_tiny(model: TinyModel, folder: Path, *, extra: JsonMapping | None = None) -> None:
     """Write a model into a folder; `extra` is kept in its description. Not atomic: the caller renames the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     description = {
@@ -85,7 +86,7 @@ def save_tiny(model: TinyModel, folder: Path, *, extra: Mapping[str, Any] | None
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-def _described(folder: Path) -> dict[str, Any]:
+def _described(folder: Path) -> JsonObject:
     try:
         description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -133,7 +134,7 @@ def _from_starcoder2(tensors: Mapping[str, Tensor], shape: TinyShape) -> dict[st
 def _described_files(shape: TinyShape) -> dict[str, str]:
     """What a Hugging Face folder has beside the weights, by the names of the files."""
     special = [_added_token(token) for token in range(END + 1)]
-    tokenizer: dict[str, Any] = {
+    tokenizer: JsonObject = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -167,7 +168,7 @@ def _described_files(shape: TinyShape) -> dict[str, str]:
     return {name: json.dumps(content, indent=2) + "\n" for name, content in files.items()}
 
 
-def _config(shape: TinyShape) -> dict[str, Any]:
+def _config(shape: TinyShape) -> JsonObject:
     return {
         "architectures": ["Starcoder2ForCausalLM"],
         "model_type": "starcoder2",
@@ -194,7 +195,7 @@ def _config(shape: TinyShape) -> dict[str, Any]:
     }
 
 
-def _added_token(token: int) -> dict[str, Any]:
+def _added_token(token: int) -> JsonObject:
     """Those of tool calls stay visible where special tokens are skipped, so that a call can be told from text."""
     options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": text_of([token]), **options, "special": token not in (CALL, NAMED)}

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from agentlightning.engine.base import EngineRequest
@@ -17,6 +17,7 @@ from agentlightning.engine.vllm.client import Served, VllmClient
 from agentlightning.engine.vllm.options import KEY_VARIABLE, LOOPBACK, ServerCommand, VllmOptions
 from agentlightning.errors import EngineError
 from agentlightning.utils.child_process import ProgramPlan
+from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.server_launcher import is_loopback
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class VllmEngine:
             return False
         return self._client.is_healthy()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         """What it serves; EngineError with its last lines if it has ended."""
         client = self._running()
         if not self.is_running():
@@ -121,12 +122,12 @@ class VllmEngine:
         self._adapter = self._transfer.publish(version, weights)
         self._version = version
 
-    def model_config(self) -> dict[str, Any]:
+    def model_config(self) -> JsonObject:
         """Its entry in the model list of `LLMProxy`, with the version that the proxy stamps calls with."""
         parameters = {"model": f"hosted_vllm/{self._model()}", "api_base": self.address}
         if self._key is not None:
             parameters["api_key"] = self._key
-        entry: dict[str, Any] = {"model_name": self._request.name, "litellm_params": parameters}
+        entry: JsonObject = {"model_name": self._request.name, "litellm_params": parameters}
         if self._version is not None:
             entry["model_info"] = {"version": self._version}
         return entry

@@ -139,7 +139,10 @@ class ServerCommand:
         if self.lora_rank is None:
             words += ["--weight-transfer-config", '{"backend":"ipc"}']
         else:
-            words += ["--enable-lora", "--max-lora-rank", str(_served_rank(self.lora_rank))]
+            rank = next((one for one in _RANKS if self.lora_rank <= one), None)
+            if rank is None:
+                raise ConfigurationError(f"vLLM serves adapters up to rank {_RANKS[-1]}; the rank is {self.lora_rank}.")
+            words += ["--enable-lora", "--max-lora-rank", str(rank)]
             words += ["--max-loras", str(_ADAPTERS_AT_ONCE), "--max-cpu-loras", str(_ADAPTERS_LOADED)]
         return [*words, *options.arguments]
 
@@ -169,13 +172,6 @@ def check_installed() -> None:
         )
 
 
-def _served_rank(rank: int) -> int:
-    for one in _RANKS:
-        if rank <= one:
-            return one
-    raise ConfigurationError(f"vLLM serves adapters up to rank {_RANKS[-1]}; the rank is {rank}.")
-
-
 class KeyMiddleware:
     """Stands before every route of a vLLM that we start; vLLM imports it by its name (`--middleware`).
 
@@ -194,7 +190,9 @@ class KeyMiddleware:
         self._expected = f"Bearer {key}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in _OPEN or self._has_key(scope):
+        shown = dict(scope.get("headers", ())).get(b"authorization", b"")
+        is_open = scope["type"] == "lifespan" or scope["path"] in _OPEN
+        if is_open or secrets.compare_digest(shown, self._expected):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -202,7 +200,3 @@ class KeyMiddleware:
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_REFUSAL))]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": _REFUSAL})
-
-    def _has_key(self, scope: Any) -> bool:
-        shown = dict(scope["headers"]).get(b"authorization", b"")
-        return secrets.compare_digest(shown, self._expected)

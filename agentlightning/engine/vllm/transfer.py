@@ -24,6 +24,7 @@ from torch import Tensor
 from agentlightning.engine.vllm.client import VllmClient
 from agentlightning.engine.weights import PublishedWeights, write_weights
 from agentlightning.errors import EngineError
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["AdapterTransfer", "FolderTransfer", "IpcTransfer", "WeightTransfer"]
 
@@ -99,7 +100,7 @@ class IpcTransfer:
                 raise
             self._client.post("/finish_weight_update")
 
-    def updates(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
+    def updates(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[JsonObject]:
         """What `/update_weights` takes, part by part; each must have been read before the next is asked for."""
         part: list[tuple[str, Tensor]] = []
         used = 0
@@ -127,7 +128,7 @@ class IpcTransfer:
     def close(self) -> None:
         self._buffer = self._handle = None
 
-    def _update(self, part: list[tuple[str, Tensor]]) -> dict[str, Any]:
+    def _update(self, part: list[tuple[str, Tensor]]) -> JsonObject:
         if part[0][1].is_cuda:
             torch.cuda.current_stream(part[0][1].device).synchronize()  # vLLM reads from another process
         return {

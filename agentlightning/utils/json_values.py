@@ -1,0 +1,10 @@
+"""Names for JSON of other programs and of users: objects whose fields nobody has checked."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+__all__ = ["JsonMapping", "JsonObject"]
+
+JsonObject: TypeAlias = dict[str, Any]
+JsonMapping: TypeAlias = Mapping[str, Any]
+"""As `JsonObject`, to be read alone."""

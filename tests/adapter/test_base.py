@@ -12,11 +12,6 @@ from agentlightning.adapter import Adapter, OtelTraceAdapter, TraceAdapter, Trac
 from agentlightning.types import Span, SpanLike
 
 
-class CountSpans(TraceAdapter[int]):
-    def adapt(self, spans: Sequence[SpanLike], /) -> int:
-        return len(spans)
-
-
 def recorded_call() -> Sequence[ReadableSpan]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(resource=Resource({"agentlightning.rollout_id": "ro-7"}))

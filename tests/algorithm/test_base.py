@@ -21,10 +21,6 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore
 
 
-class Owner:
-    """Stands for a trainer or a proxy."""
-
-
 class Careless(Algorithm):
     """Does not call our constructor."""
 

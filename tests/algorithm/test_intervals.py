@@ -28,10 +28,6 @@ def test_zeros_and_ones_get_wilsons_interval(wins: int, n: int, low: float, high
     assert [told.low, told.high] == pytest.approx([low, high], abs=1e-4)
 
 
-SLEEP_GAINED = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
-"""Hours, from the paper in which Student's distribution was published."""
-
-
 @pytest.mark.parametrize(
     ("values", "low", "high"),
     [

@@ -308,9 +308,6 @@ def test_an_odd_stream_is_read(stream: bytes, caplog: pytest.LogCaptureFixture) 
     assert caplog.records == []
 
 
-BROKEN_EVENTS = (b"data: {broken\n\n", b'data: {"choices": [5]}\n\n', b'data: {"choices": [{"delta": 3}]}\n\n')
-
-
 # ---------------------------------------------------------------------- odd values
 
 
@@ -397,18 +394,6 @@ def test_odd_values_are_text(value: Any, text: str | None) -> None:
 
     assert isinstance(written, str)
     assert text is None or written == text
-
-
-CONTENTS: dict[str, tuple[Any, str | None]] = {
-    "text": ("hi", "hi"),
-    "missing": (None, None),
-    "texts": ([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}], "ab"),
-    "mixed": ([{"type": "text", "text": "a"}, {"type": "image"}], '[{"type":"text","text":"a"},{"type":"image"}]'),
-    "empty": ([], ""),
-    "plain texts": (["a", "b"], '["a","b"]'),
-    "a text without text": ([{"type": "text", "text": None}], '[{"type":"text","text":null}]'),
-    "a number": (5, "5"),
-}
 
 
 ODD_BODIES: list[dict[str, Any]] = [

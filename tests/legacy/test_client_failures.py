@@ -19,7 +19,6 @@ from agentlightning.types import RolloutLegacy
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 
 NO_TASK = {"is_available": False, "task": None}
-TASK = {"is_available": True, "task": {"rollout_id": "rollout-1", "input": "hello"}}
 RESULT = RolloutLegacy(rollout_id="rollout-1", final_reward=1.0)
 PATIENCE_SECONDS = 60.0
 

@@ -174,10 +174,6 @@ def test_an_agent_made_inside_a_function_cannot_be_pickled_and_says_so() -> None
         pickle.dumps(inside)
 
 
-def plain_function(task: str, llm: LLM) -> float:
-    return 0.25
-
-
 # ---------------------------------------------------------------------- functions that do not fit
 
 

@@ -154,11 +154,6 @@ async def test_failed_rollouts_are_shown_to_the_model_with_their_error() -> None
 # ---------------------------------------------------------------------- stopping
 
 
-async def until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
 # ---------------------------------------------------------------------- the package
 
 

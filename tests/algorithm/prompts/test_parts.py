@@ -19,10 +19,6 @@ class ApiError(Exception):
         self.response = SimpleNamespace(headers={name.replace("_", "-"): text for name, text in headers.items()})
 
 
-class APIConnectionError(Exception):
-    """Named as OpenAI names it."""
-
-
 def optimiser(*outcomes: Any) -> tuple[OptimiserModel, list[float]]:
     """One whose model raises or says these in turn, and the waits it made."""
     left, waits = list(outcomes), []

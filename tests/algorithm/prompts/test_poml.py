@@ -47,16 +47,6 @@ def test_what_is_shown_is_text_and_nothing_else(path: Path, text: str) -> None:
     assert f"<prompt_template>\n{text}\n</prompt_template>" in message["content"]
 
 
-WITHOUT_PACKAGE = """
-import asyncio, sys
-sys.modules["poml"] = None
-from agentlightning.algorithm.apo import apo
-for path in apo.GRADIENT_PROMPT_FILES + apo.APPLY_EDIT_PROMPT_FILES:
-    context = {"prompt_template": "x", "critique": "y", "experiments": []}
-    print(asyncio.run(apo.APO()._rendered(path, context))[0]["role"])
-"""
-
-
 def test_a_value_that_is_missing_is_named() -> None:
     with pytest.raises(TemplateError, match="asks for 'critique'"):
         poml.poml(APPLY_EDIT_PROMPT_FILES[0], context={"prompt_template": "x"})

@@ -60,12 +60,6 @@ def by_hand(model: SmallModel, samples: list[Sample]) -> float:
     return sum(losses) / len(losses)
 
 
-def likeliest(prompt: list[int]) -> int:
-    """What an untrained model says first."""
-    last = torch.tensor([[False] * (len(prompt) - 1) + [True]])
-    return int(logits_of(SmallModel(), torch.tensor([prompt]), torch.tensor([len(prompt)]), last)[0].argmax())
-
-
 class TestLoss:
     @pytest.mark.parametrize("max_batch_tokens", [1, 7, 1000])
     def test_it_is_the_cross_entropy_of_the_chosen_tokens_in_packs_of_any_size(self, max_batch_tokens: int) -> None:

@@ -74,7 +74,7 @@ def validation_summary(before: Estimate | None, after: Estimate | None) -> JsonO
     return {name: found for name, found in measured.items() if found is not None}
 
 
-def summary_of(found: Estimate | None) -> dict[str, Any] | None:
+def summary_of(found: Estimate | None) -> JsonObject | None:
     """An estimate for the summary of a run, without what is not finite."""
     if found is None:
         return None

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agentlightning.adapter import Adapter, OtelTraceAdapter, TraceAdapter, TracerTraceToTriplet, TraceToTrajectory
-from agentlightning.types import Span, SpanLike
+from agentlightning.types import Span
 
 
 def recorded_call() -> Sequence[ReadableSpan]:

@@ -128,4 +128,3 @@ def test_parts_of_a_message_and_arguments_that_are_no_text_are_allowed() -> None
 
     assert conversation["messages"][0]["content"] == parts
     assert conversation["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 2}'
-

@@ -5,13 +5,13 @@ import inspect
 import weakref
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import BlockingStore
-from agentlightning.types import Dataset, NamedResources
+from agentlightning.types import Dataset, NamedResources, TaskInput
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import LoopThread
@@ -19,8 +19,10 @@ from agentlightning.utils.loop_thread import LoopThread
 if TYPE_CHECKING:
     from agentlightning.client import AgentLightningClient
 
-__all__ = ["INITIAL_RESOURCES_ID", "Algorithm"]
+__all__ = ["INITIAL_RESOURCES_ID", "Algorithm", "Tasks"]
 
+Tasks: TypeAlias = Dataset[TaskInput]
+"""A data set of tasks of any kind."""
 INITIAL_RESOURCES_ID: Final = "default"
 """Under which the trainer publishes the initial resources."""
 
@@ -152,14 +154,14 @@ class Algorithm(Component):
         """
 
     def run(
-        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+        self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None
     ) -> None | Coroutine[Any, Any, None]:
         """Learn; plain or a coroutine function."""
         raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset).")
 
     # ------------------------------------------------------------------ life cycle
 
-    def start(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+    def start(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         """Run in the background, without a trainer; set the store, and what else `run` needs, before."""
         life = lifecycle_of(self)
         life.step("start")

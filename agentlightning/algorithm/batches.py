@@ -20,12 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError, StoreError, TrainingError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rollout_index import failure_text
 from agentlightning.types import (
-    Dataset,
     EnqueueRolloutRequest,
     Rollout,
     RolloutConfig,
@@ -117,7 +117,7 @@ class Batches:
 
     async def send(
         self,
-        tasks: Dataset[Any] | Sequence[Any],
+        tasks: Tasks | Sequence[Any],
         *,
         copies: int = 1,
         mode: RolloutMode = "train",

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from agentlightning.algorithm.base import Algorithm
-from agentlightning.types import Dataset, NamedResources
+from agentlightning.algorithm.base import Algorithm, Tasks
+from agentlightning.types import NamedResources
 from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["FunctionalAlgorithm", "algo"]
@@ -33,7 +33,7 @@ class FunctionalAlgorithm(Algorithm):
         return self._algorithm_func(*args, **kwargs)
 
     def run(
-        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+        self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None
     ) -> None | Coroutine[Any, Any, None]:
         """Call the function with what it declares; a data set that it does not declare is a TypeError."""
         arguments: JsonObject = {}

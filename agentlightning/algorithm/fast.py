@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Final, Literal
 
-from agentlightning.algorithm.base import INITIAL_RESOURCES_ID, Algorithm
+from agentlightning.algorithm.base import INITIAL_RESOURCES_ID, Algorithm, Tasks
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Attempt, Dataset, Rollout, RolloutMode, Span
+from agentlightning.types import Attempt, Rollout, RolloutMode, Span, TaskInput
 
 __all__ = ["DEV_RESOURCES_ID", "Baseline", "DryRun", "FastAlgorithm"]
 
@@ -65,7 +65,7 @@ class Baseline(FastAlgorithm):
         self.max_queue_length = max_queue_length
         self.span_verbosity = span_verbosity
 
-    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+    async def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         samples = [*_samples(train_dataset, "train"), *_samples(val_dataset, "val")]
         if not samples:
             logger.error(
@@ -91,7 +91,7 @@ class Baseline(FastAlgorithm):
         yield published.resources_id
 
     async def _send(
-        self, store: LightningStore, samples: Sequence[tuple[RolloutMode, Any]], resources_id: str | None
+        self, store: LightningStore, samples: Sequence[tuple[RolloutMode, TaskInput]], resources_id: str | None
     ) -> None:
         """Send every task, and wait for all; where it is stopped, what nobody has begun with is withdrawn."""
         harvests: dict[str, asyncio.Task[None]] = {}
@@ -184,7 +184,7 @@ class DryRun(Baseline):
         return offered if isinstance(offered, AbstractAsyncContextManager) else nullcontext(offered)
 
 
-def _samples(dataset: Dataset[Any] | None, mode: RolloutMode) -> Iterator[tuple[RolloutMode, Any]]:
+def _samples(dataset: Tasks | None, mode: RolloutMode) -> Iterator[tuple[RolloutMode, TaskInput]]:
     if dataset is not None:
         for index in range(len(dataset)):
             yield mode, dataset[index]

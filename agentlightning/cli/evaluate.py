@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 from rich.console import Console
 
 from agentlightning.algorithm import Algorithm
+from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.batches import Batches, Score, score_of
 from agentlightning.algorithm.intervals import FailedChoice, FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import report_metrics
@@ -34,7 +35,7 @@ from agentlightning.cli.stores import is_remote, path_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.trainer import Trainer
-from agentlightning.types import Dataset, NamedResources, PromptTemplate, RolloutConfig
+from agentlightning.types import NamedResources, PromptTemplate, RolloutConfig
 
 __all__ = ["COMMAND", "main"]
 
@@ -141,7 +142,7 @@ class EvaluationRun(Algorithm):
     score: Score | None = None
     """None until it is over."""
 
-    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+    async def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         assert self.model is not None
         assert val_dataset is not None
         proxy = LLMProxy(store=self.get_store(), model_list=[self.model], journal=False)

@@ -265,7 +265,7 @@ class _Session:
 
     async def _attempted(self, rollout: AttemptedRollout) -> BaseException | None:
         """Run the program as the attempt of its rollout; what went wrong, if anything did."""
-        runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(instrument=False))
+        runner: LitAgentRunner[TaskInput] = LitAgentRunner(OtelTracer(instrument=False))
         with runner.run_context(agent=self._agent, store=self._store):
             context = dataclasses.replace(runner.context, worker_id=WORKER_ID)
             # Not published: in a store that others use, the proxy of one program is not for all.

@@ -12,19 +12,21 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from typing_extensions import Self
 
 from agentlightning.instrumentation.imports import ImportWatch, is_installed
 
-__all__ = ["Patch"]
+__all__ = ["Foreign", "Patch"]
 
 logger = logging.getLogger(__name__)
 
 _ABSENT: Final = object()
 _WATCH: Final = ImportWatch()  # one for the process, as the import system is
-Wrapper = Callable[..., Any]
+Foreign: TypeAlias = Any
+"""Something of a library that is not imported here, so that its type is not known."""
+Wrapper = Callable[..., Foreign]
 """Called with the original function, then with its arguments."""
 
 

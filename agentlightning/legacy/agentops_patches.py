@@ -13,14 +13,14 @@ import logging
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry import trace
 
 from agentlightning.dialects import OPENAI_DIALECTS, Assembler
 from agentlightning.dialects.attributes import LOGPROBS, PROMPT_IDS, REFUSAL_LOGPROBS, RESPONSE_IDS
 from agentlightning.instrumentation.imports import is_installed
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Foreign, Patch
 from agentlightning.instrumentation.registry import Instrumentation
 from agentlightning.instrumentation.steps import guarded
 from agentlightning.utils.json_values import JsonMapping
@@ -75,7 +75,7 @@ def agentops_instrumentors() -> Instrumentation:
 class _BorrowedProvider(trace.TracerProvider):
     """A provider that AgentOps may use, but not shut down, which it does when the process ends."""
 
-    def __init__(self, provider: Any) -> None:
+    def __init__(self, provider: Foreign) -> None:
         self._provider = provider
 
     def get_tracer(self, *args: object, **kwargs: object) -> trace.Tracer:
@@ -85,7 +85,7 @@ class _BorrowedProvider(trace.TracerProvider):
     def shutdown(self) -> None:
         """Nothing: it is not AgentOps' to end."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Foreign:
         return getattr(self._provider, name)
 
 
@@ -95,7 +95,7 @@ class _StatePatch(Patch):
     name = "AgentOps"
     module = "agentops"
 
-    def set(self, owner: Any, **values: Any) -> None:
+    def set(self, owner: Foreign, **values: Foreign) -> None:
         """Give attributes values until the patch is undone; those that the program sets meanwhile stay."""
         befores = {attribute: getattr(owner, attribute) for attribute in values}
 
@@ -140,7 +140,7 @@ class _ForeignInstrumentors(_StatePatch):
             self.when_undone(instrumentation.uninstrument_all)
 
 
-def _without_ours(table: Any) -> Any:
+def _without_ours(table: Foreign) -> Foreign:
     if isinstance(table, dict):
         return {name: value for name, value in table.items() if name not in RECORDED_BY_US}
     return set(table) - RECORDED_BY_US
@@ -157,7 +157,7 @@ class _Offline(_StatePatch):
         export_result = importlib.import_module("opentelemetry.sdk.trace.export").SpanExportResult
         metric_result = importlib.import_module("opentelemetry.sdk.metrics.export").MetricExportResult
 
-        def is_agentops(exporter: Any) -> bool:
+        def is_agentops(exporter: Foreign) -> bool:
             endpoint = (core.tracer._config or {}).get("metrics_endpoint")
             return endpoint is not None and getattr(exporter, "_endpoint", None) == endpoint
 
@@ -168,10 +168,10 @@ class _Offline(_StatePatch):
         self.replace(uploads.V4Client, "upload_logfile", _withheld({}))
 
 
-def _withheld(result: Any, concerns: Callable[[Any], bool] = lambda owner: True) -> Callable[..., Any]:
+def _withheld(result: Foreign, concerns: Callable[[Foreign], bool] = lambda owner: True) -> Callable[..., Foreign]:
     """A wrapper that gives a result without making the call."""
 
-    def wrapper(original: Any, owner: Any, *args: object, **kwargs: object) -> Any:
+    def wrapper(original: Foreign, owner: Foreign, *args: object, **kwargs: object) -> Foreign:
         if _service().is_set() or not concerns(owner):
             return original(owner, *args, **kwargs)
         return result
@@ -179,7 +179,7 @@ def _withheld(result: Any, concerns: Callable[[Any], bool] = lambda owner: True)
     return wrapper
 
 
-async def _fetch_no_token(original: Any, client: Any, api_key: str) -> Any:
+async def _fetch_no_token(original: Foreign, client: Foreign, api_key: str) -> Foreign:
     return await original(client, api_key) if _service().is_set() else dict(_TOKEN)
 
 
@@ -202,7 +202,7 @@ class AgentOpsPatch(Patch):
             self.replace(stream, "_finalize_stream", _finish_stream)
 
 
-def _with_tokens(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _with_tokens(original: Foreign, *args: Foreign, **kwargs: Foreign) -> Foreign:
     """AgentOps' attributes of a chat, and ours of its answer."""
     response = kwargs.get("return_value", args[2] if len(args) > 2 else None)
     attributes = original(*args, **kwargs)
@@ -213,12 +213,12 @@ def _with_tokens(original: Any, *args: Any, **kwargs: Any) -> Any:
     return attributes
 
 
-def _tokens_of(response: Any) -> JsonMapping:
+def _tokens_of(response: Foreign) -> JsonMapping:
     attributes = _CHAT.response_attributes(response)
     return {name: attributes[name] for name in _ADDED if name in attributes}
 
 
-def _note_chunk(original: Any, stream: Any, chunk: Any) -> Any:
+def _note_chunk(original: Foreign, stream: Foreign, chunk: Foreign) -> Foreign:
     with guarded("AgentOps"):
         if _ASSEMBLER not in vars(stream):
             assert _CHAT.assembler is not None
@@ -227,7 +227,7 @@ def _note_chunk(original: Any, stream: Any, chunk: Any) -> Any:
     return original(stream, chunk)
 
 
-def _finish_stream(original: Any, stream: Any) -> Any:
+def _finish_stream(original: Foreign, stream: Foreign) -> Foreign:
     with guarded("AgentOps"):
         assembler: Assembler | None = vars(stream).get(_ASSEMBLER)
         if assembler is not None:
@@ -288,7 +288,9 @@ class _HandlerPatch(Patch):
         self.replace(module.LangchainCallbackHandler, "on_chain_start", _start_chain)
 
 
-def _start_chain(original: Any, handler: Any, serialized: Any, inputs: Any, **kwargs: object) -> Any:
+def _start_chain(
+    original: Foreign, handler: Foreign, serialized: Foreign, inputs: Foreign, **kwargs: object
+) -> Foreign:
     """LangChain says what a chain is called beside its serialized form, where AgentOps looks for the name."""
     name = kwargs.get("name")
     if name is not None:
@@ -317,7 +319,7 @@ def uninstrument_agentops_langchain() -> None:
     _langchain_patch().undo()
 
 
-def langchain_handler(tags: list[str], *, is_quiet: bool) -> Any:
+def langchain_handler(tags: list[str], *, is_quiet: bool) -> Foreign:
     """A handler of AgentOps'; ImportError where AgentOps or LangChain is missing.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Foreign, Patch
 from agentlightning.instrumentation.steps import guarded
 
 __all__ = ["HttpCall", "http_patches"]
@@ -39,19 +39,19 @@ class HttpCall:
     is_sending: bool = False
     """Sending may open the connection first, which may send something of its own to a proxy."""
 
-    def send(self, data: Any) -> None:
+    def send(self, data: Foreign) -> None:
         """A part of the body is sent."""
         self.last_seen_ns = time.time_ns()
         if self.keeps_bodies and isinstance(data, (bytes, bytearray, memoryview)):
             self.request_chunks.append(bytes(data))
 
-    def answer(self, status_code: int, headers: Any) -> None:
+    def answer(self, status_code: int, headers: Foreign) -> None:
         """The head of the response has come."""
         self.last_seen_ns = time.time_ns()
         self.status_code = status_code
         self.response_headers = _pairs(headers)
 
-    def read(self, data: Any) -> None:
+    def read(self, data: Foreign) -> None:
         """The program has read a part of the response's body."""
         self.last_seen_ns = time.time_ns()
         if self.keeps_bodies and data:
@@ -86,13 +86,13 @@ class _HttpPatch(Patch):
         return call
 
 
-def _pairs(headers: Any) -> list[tuple[str, str]]:
+def _pairs(headers: Foreign) -> list[tuple[str, str]]:
     """Headers in any of the forms that libraries have."""
     items = headers.items() if hasattr(headers, "items") else headers
     return [(_text(name), _text(value)) for name, value in items]
 
 
-def _text(value: Any) -> str:
+def _text(value: Foreign) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
@@ -107,7 +107,7 @@ class HttpClientPatch(_HttpPatch):
 
     def __init__(self, begin: Begin) -> None:
         super().__init__(begin)
-        self._calls: weakref.WeakKeyDictionary[Any, HttpCall] = weakref.WeakKeyDictionary()  # by connection
+        self._calls: weakref.WeakKeyDictionary[Foreign, HttpCall] = weakref.WeakKeyDictionary()  # by connection
 
     def change(self, module: ModuleType) -> None:
         connection = module.HTTPConnection
@@ -115,7 +115,7 @@ class HttpClientPatch(_HttpPatch):
         self.replace(connection, "send", self._send)
         self.replace(connection, "getresponse", self._getresponse)
 
-    def _endheaders(self, original: Any, connection: Any, *args: object, **kwargs: object) -> Any:
+    def _endheaders(self, original: Foreign, connection: Foreign, *args: object, **kwargs: object) -> Foreign:
         """The head of a request is complete, in the connection's buffer; it is sent now."""
         self._calls.pop(connection, None)
         call: HttpCall | None = None
@@ -128,7 +128,7 @@ class HttpClientPatch(_HttpPatch):
             self._calls[connection] = call
         return _failing(call, original, connection, *args, **kwargs)
 
-    def _send(self, original: Any, connection: Any, data: Any) -> Any:
+    def _send(self, original: Foreign, connection: Foreign, data: Foreign) -> Foreign:
         call = self._calls.get(connection)
         if call is None or call.is_sending:
             return original(connection, data)
@@ -142,7 +142,7 @@ class HttpClientPatch(_HttpPatch):
         call.has_sent_head = True
         return sent
 
-    def _getresponse(self, original: Any, connection: Any, *args: object, **kwargs: object) -> Any:
+    def _getresponse(self, original: Foreign, connection: Foreign, *args: object, **kwargs: object) -> Foreign:
         call = self._calls.pop(connection, None)
         response = _failing(call, original, connection, *args, **kwargs)
         if call is not None:
@@ -153,7 +153,7 @@ class HttpClientPatch(_HttpPatch):
         return response
 
 
-def _failing(call: HttpCall | None, function: Any, *args: object, **kwargs: object) -> Any:
+def _failing(call: HttpCall | None, function: Foreign, *args: object, **kwargs: object) -> Foreign:
     """Call a function of the library, and note what it raises."""
     try:
         return function(*args, **kwargs)
@@ -163,7 +163,7 @@ def _failing(call: HttpCall | None, function: Any, *args: object, **kwargs: obje
         raise
 
 
-def _full_url(connection: Any, target: str) -> str:
+def _full_url(connection: Foreign, target: str) -> str:
     if target.startswith(("http://", "https://")):  # a proxy is told the whole address
         return target
     default_port = connection.default_port
@@ -177,21 +177,21 @@ def _full_url(connection: Any, target: str) -> str:
 class _ReadFile:
     """The file from which a response is read; what is read is told to the call."""
 
-    def __init__(self, file: Any, call: HttpCall) -> None:
+    def __init__(self, file: Foreign, call: HttpCall) -> None:
         self._file = file
         self._call = call
 
-    def readinto(self, buffer: Any) -> Any:
+    def readinto(self, buffer: Foreign) -> Foreign:
         count = _failing(self._call, self._file.readinto, buffer)
         self._call.read(memoryview(buffer)[: count or 0])
         return count
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Foreign:
         found = getattr(self._file, name)
         if name not in ("read", "read1", "readline"):
             return found
 
-        def read(*args: object) -> Any:
+        def read(*args: object) -> Foreign:
             data = _failing(self._call, found, *args)
             self._call.read(data)
             return data
@@ -216,13 +216,13 @@ class HttpxPatch(_HttpPatch):
         self.replace(module.HTTPTransport, "handle_request", self._handle)
         self.replace(module.AsyncHTTPTransport, "handle_async_request", self._handle_async)
 
-    def _handle(self, original: Any, transport: Any, request: Any) -> Any:
+    def _handle(self, original: Foreign, transport: Foreign, request: Foreign) -> Foreign:
         call = self._begun(request)
         response = _failing(call, original, transport, request)
         self._follow(call, response)
         return response
 
-    async def _handle_async(self, original: Any, transport: Any, request: Any) -> Any:
+    async def _handle_async(self, original: Foreign, transport: Foreign, request: Foreign) -> Foreign:
         call = self._begun(request)
         try:
             response = await original(transport, request)
@@ -233,14 +233,14 @@ class HttpxPatch(_HttpPatch):
         self._follow(call, response)
         return response
 
-    def _begun(self, request: Any) -> HttpCall | None:
+    def _begun(self, request: Foreign) -> HttpCall | None:
         call = self.begin(request.method, str(request.url), request.headers.multi_items())
         if call is not None:
             with suppress(self._not_read):  # a body that is made while it is sent is not kept
                 call.send(request.content)
         return call
 
-    def _follow(self, call: HttpCall | None, response: Any) -> None:
+    def _follow(self, call: HttpCall | None, response: Foreign) -> None:
         if call is not None:
             with guarded(self.name):
                 call.answer(response.status_code, response.headers.multi_items())
@@ -254,11 +254,11 @@ class Httpx2Patch(HttpxPatch):
     module = "httpx2"
 
 
-def _stream_kind(module: Any) -> type:
+def _stream_kind(module: Foreign) -> type:
     """A kind of stream that tells what is read from another one."""
 
     class ReadStream(module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc] # known at run time only
-        def __init__(self, stream: Any, tell: Callable[[bytes], None]) -> None:
+        def __init__(self, stream: Foreign, tell: Callable[[bytes], None]) -> None:
             self._stream, self._tell = stream, tell
 
         def __iter__(self) -> Iterator[bytes]:
@@ -291,11 +291,11 @@ class AiohttpPatch(_HttpPatch):
 
     def change(self, module: ModuleType) -> None:
         self._config = self._signals(module)
-        self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[Foreign] = weakref.WeakSet()
         self.when_undone(self._leave_sessions)
         self.replace(module.ClientSession, "_request", self._request)
 
-    async def _request(self, original: Any, session: Any, *args: object, **kwargs: object) -> Any:
+    async def _request(self, original: Foreign, session: Foreign, *args: object, **kwargs: object) -> Foreign:
         if session not in self._sessions:
             with guarded(self.name):
                 session.trace_configs.append(self._config)
@@ -307,7 +307,7 @@ class AiohttpPatch(_HttpPatch):
             with suppress(ValueError):  # the program took it away
                 session.trace_configs.remove(self._config)
 
-    def _signals(self, module: Any) -> Any:
+    def _signals(self, module: Foreign) -> Foreign:
         config = module.TraceConfig()
         for signal, receiver in (
             (config.on_request_start, self._on_start),
@@ -322,11 +322,11 @@ class AiohttpPatch(_HttpPatch):
         config.freeze()
         return config
 
-    async def _on_start(self, _session: Any, context: Any, params: Any) -> None:
+    async def _on_start(self, _session: Foreign, context: Foreign, params: Foreign) -> None:
         context.is_redirected = False
         context.call = self.begin(params.method, str(params.url), params.headers)
 
-    async def _on_headers(self, _session: Any, context: Any, params: Any) -> None:
+    async def _on_headers(self, _session: Foreign, context: Foreign, params: Foreign) -> None:
         if context.is_redirected and context.call is not None:
             context.is_redirected = False
             context.call = self.begin(params.method, str(params.url))
@@ -335,14 +335,16 @@ class AiohttpPatch(_HttpPatch):
             context.call.request_headers = _pairs(params.headers)
             context.call.request_chunks.clear()
 
-    async def _on_redirect(self, session: Any, context: Any, params: Any) -> None:
+    async def _on_redirect(self, session: Foreign, context: Foreign, params: Foreign) -> None:
         context.is_redirected = True
         await self._noting(_answer)(session, context, params)
 
-    def _noting(self, note: Callable[[HttpCall, Any], None]) -> Callable[[Any, Any, Any], Awaitable[None]]:
+    def _noting(
+        self, note: Callable[[HttpCall, Foreign], None]
+    ) -> Callable[[object, Foreign, Foreign], Awaitable[None]]:
         """A receiver that notes something about the call, if it is recorded."""
 
-        async def receive(_session: Any, context: Any, params: Any) -> None:
+        async def receive(_session: Foreign, context: Foreign, params: Foreign) -> None:
             if context.call is not None:
                 with guarded(self.name):
                     note(context.call, params)
@@ -350,5 +352,5 @@ class AiohttpPatch(_HttpPatch):
         return receive
 
 
-def _answer(call: HttpCall, params: Any) -> None:
+def _answer(call: HttpCall, params: Foreign) -> None:
     call.answer(params.response.status, params.response.headers)

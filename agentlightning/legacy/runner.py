@@ -37,6 +37,7 @@ from agentlightning.types import (
     RolloutMode,
     Span,
     Task,
+    TaskInput,
     Triplet,
 )
 from agentlightning.types.rewards import final_reward_of
@@ -64,7 +65,7 @@ class LegacyAgentRunner(ParallelWorkerBase):
 
     def __init__(
         self,
-        agent: LitAgent[Any],
+        agent: LitAgent[TaskInput],
         client: AgentLightningClient,
         tracer: Tracer,
         triplet_exporter: Adapter[Any, Any],
@@ -272,7 +273,7 @@ def _entries(spans: Sequence[ReadableSpan | Span]) -> list[JsonObject] | None:
 # ---------------------------------------------------------------------- calling an agent of any release
 
 
-def rollout_method(agent: LitAgent[Any], mode: RolloutMode | None, *, prefers_async: bool) -> Callable[..., Any]:
+def rollout_method(agent: LitAgent[TaskInput], mode: RolloutMode | None, *, prefers_async: bool) -> Callable[..., Any]:
     """The method that does a task of this mode: the first one the agent defines itself."""
     if isinstance(agent, FunctionalLitAgent):  # defines both, of which only one works
         prefers_async = agent.is_async()
@@ -285,7 +286,7 @@ def rollout_method(agent: LitAgent[Any], mode: RolloutMode | None, *, prefers_as
     return agent.rollout  # which says what is missing
 
 
-def call_plainly(agent: LitAgent[Any], task: Task, resources: NamedResources) -> object:
+def call_plainly(agent: LitAgent[TaskInput], task: Task, resources: NamedResources) -> object:
     """What the agent returns; a coroutine runs on an event loop of its own."""
     method = rollout_method(agent, task.mode, prefers_async=False)
     try:
@@ -297,7 +298,7 @@ def call_plainly(agent: LitAgent[Any], task: Task, resources: NamedResources) ->
         raise RolloutFailed("The agent was cancelled from within: something it awaited was cancelled.") from error
 
 
-async def call_on_loop(agent: LitAgent[Any], task: Task, resources: NamedResources) -> object:
+async def call_on_loop(agent: LitAgent[TaskInput], task: Task, resources: NamedResources) -> object:
     """As `call_plainly`, on the running loop; a plain method runs in a thread, so that others go on."""
     method = rollout_method(agent, task.mode, prefers_async=True)
     work = asyncio.ensure_future(_contained(_called(method, task, resources)))

@@ -26,6 +26,7 @@ from typing_extensions import TypeIs
 
 from agentlightning.adapter.base import Adapter, TraceAdapter
 from agentlightning.algorithm import Algorithm
+from agentlightning.algorithm.base import Tasks
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.execution.processes import start_context
 from agentlightning.legacy.client import AgentLightningClient
@@ -33,7 +34,7 @@ from agentlightning.legacy.runner import LegacyAgentRunner
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import Tracer
 from agentlightning.trainer import Trainer
-from agentlightning.types import Dataset
+from agentlightning.types import TaskInput
 from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.loop_thread import run_in_loop
@@ -59,10 +60,10 @@ _USER_OF_FIT_V0 = 4
 
 def fit_v0(
     trainer: Trainer,
-    agent: LitAgent[Any],
-    train_data: Backend | Dataset[Any],
+    agent: LitAgent[TaskInput],
+    train_data: Backend | Tasks,
     *,
-    val_data: Backend | Dataset[Any] | None = None,
+    val_data: Backend | Tasks | None = None,
     dev_data: Backend | None = None,
     dev_backend: Backend | None = None,
 ) -> None:
@@ -153,7 +154,7 @@ def _client_of(backend: Backend) -> Iterator[AgentLightningClient]:
 # ---------------------------------------------------------------------- parts
 
 
-def _exporter_for(agent: LitAgent[Any], adapter: TraceAdapter[Any]) -> TraceAdapter[Any]:
+def _exporter_for(agent: LitAgent[TaskInput], adapter: TraceAdapter[Any]) -> TraceAdapter[Any]:
     """The adapter, for the agents that the agent says are to be trained."""
     if agent.trained_agents is None:
         return adapter
@@ -196,7 +197,7 @@ def already_told() -> Iterator[None]:
 class WorkerPlan:
     """What every worker does; it travels to their processes."""
 
-    agent: LitAgent[Any]
+    agent: LitAgent[TaskInput]
     client: AgentLightningClient
     tracer: Tracer
     triplet_exporter: Adapter[Any, Any]

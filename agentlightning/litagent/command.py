@@ -75,7 +75,7 @@ class RunningProgram(Protocol):
     async def end(self, grace_seconds: float) -> None: ...
 
 
-class CommandAgent(LitAgent[Any]):
+class CommandAgent(LitAgent[TaskInput]):
     """Runs a program for each task."""
 
     def __init__(

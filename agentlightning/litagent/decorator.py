@@ -25,6 +25,7 @@ from agentlightning.types import (
     ResourcesUpdate,
     Rollout,
     RolloutRawResult,
+    TaskInput,
 )
 from agentlightning.types.scoping import resources_for, scoped_to
 from agentlightning.utils.json_values import JsonObject
@@ -181,19 +182,19 @@ _validate_prompt_rollout_func = functools.partial(_validate, resource="prompt_te
 
 
 @overload
-def llm_rollout(func: RolloutFunction) -> FunctionalLitAgent[Any]: ...
+def llm_rollout(func: RolloutFunction) -> FunctionalLitAgent[TaskInput]: ...
 
 
 @overload
-def llm_rollout(*, strip_proxy: bool = True) -> Callable[[RolloutFunction], FunctionalLitAgent[Any]]: ...
+def llm_rollout(*, strip_proxy: bool = True) -> Callable[[RolloutFunction], FunctionalLitAgent[TaskInput]]: ...
 
 
 def llm_rollout(
     func: RolloutFunction | None = None, *, strip_proxy: bool = True
-) -> FunctionalLitAgent[Any] | Callable[[RolloutFunction], FunctionalLitAgent[Any]]:
+) -> FunctionalLitAgent[TaskInput] | Callable[[RolloutFunction], FunctionalLitAgent[TaskInput]]:
     """Make an agent of a function that takes a task and an `llm`; used bare or with arguments."""
 
-    def decorate(function: RolloutFunction) -> FunctionalLitAgent[Any]:
+    def decorate(function: RolloutFunction) -> FunctionalLitAgent[TaskInput]:
         _validate_llm_rollout_func(function)
         return FunctionalLitAgent(function, strip_proxy=strip_proxy)
 
@@ -201,16 +202,16 @@ def llm_rollout(
 
 
 @overload
-def prompt_rollout(func: RolloutFunction) -> FunctionalLitAgent[Any]: ...
+def prompt_rollout(func: RolloutFunction) -> FunctionalLitAgent[TaskInput]: ...
 
 
 @overload
-def prompt_rollout() -> Callable[[RolloutFunction], FunctionalLitAgent[Any]]: ...
+def prompt_rollout() -> Callable[[RolloutFunction], FunctionalLitAgent[TaskInput]]: ...
 
 
 def prompt_rollout(
     func: RolloutFunction | None = None,
-) -> FunctionalLitAgent[Any] | Callable[[RolloutFunction], FunctionalLitAgent[Any]]:
+) -> FunctionalLitAgent[TaskInput] | Callable[[RolloutFunction], FunctionalLitAgent[TaskInput]]:
     """Make an agent of a function that takes a task and a `prompt_template`; used bare or with `()`."""
     if func is None:
         return prompt_rollout
@@ -218,7 +219,7 @@ def prompt_rollout(
     return FunctionalLitAgent(func)
 
 
-def rollout(func: RolloutFunction) -> FunctionalLitAgent[Any]:
+def rollout(func: RolloutFunction) -> FunctionalLitAgent[TaskInput]:
     """Make an agent of a function of a task and, by name, of an llm, prompt_template, resources or rollout."""
     parameters = list(inspect.signature(func).parameters.values())
     names = [parameter.name for parameter in parameters]

@@ -32,12 +32,12 @@ class AgentMethod:
     """The agent whose resources are meant, where they are scoped."""
 
 
-def name_of(agent: LitAgent[Any]) -> str:
+def name_of(agent: LitAgent[TaskInput]) -> str:
     """The name of an agent that has not been given one: that of its function, or of its class."""
     return str(getattr(agent, "__name__", type(agent).__name__))
 
 
-def method_of(agent: LitAgent[Any], method: RolloutMethod) -> AgentMethod:
+def method_of(agent: LitAgent[TaskInput], method: RolloutMethod) -> AgentMethod:
     """The agent's own method for this purpose before its general one, the coroutine before the plain."""
     own = [name for name in (f"{method}_async", method) if method != "rollout" and agent.overrides(name)]
     is_written_async = agent.overrides("rollout_async") and agent.is_async()
@@ -61,7 +61,7 @@ async def call_agent(
     return result
 
 
-async def call_callback(agent: LitAgent[Any], name: str, *arguments: Any) -> None:
+async def call_callback(agent: LitAgent[TaskInput], name: str, *arguments: Any) -> None:
     """Call a callback of an agent, plain or a coroutine function; what it raises is logged and fails nothing."""
     try:
         pending = getattr(agent, name)(*arguments)

@@ -18,7 +18,7 @@ from agentlightning.errors import ConfigurationError, RolloutFailed
 from agentlightning.litagent.invocation import RolloutMethod, call_agent, call_callback, method_of, with_claimed_keys
 from agentlightning.litagent.litagent import LitAgent, current_work
 from agentlightning.tracer import get_active_tracer
-from agentlightning.types import Attributes, NamedResources, Rollout, RolloutRawResult, Task
+from agentlightning.types import Attributes, NamedResources, Rollout, RolloutRawResult, Task, TaskInput
 from agentlightning.types.scoping import check_agent_name, pinned_id, resources_for
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.json_values import JsonMapping
@@ -44,7 +44,7 @@ class Route:
 
     name: str
     """What the agent is called in traces and in the names of its resources."""
-    agent: LitAgent[Any]
+    agent: LitAgent[TaskInput]
     matches: Predicate | None = None
     """None takes no task by itself: only the default, or those that name it."""
     resources_id: str | None = None
@@ -66,9 +66,9 @@ class AgentRouter(LitAgent[T]):
 
     def __init__(
         self,
-        routes: Mapping[str, tuple[Predicate, LitAgent[Any]]] | Sequence[Route],
+        routes: Mapping[str, tuple[Predicate, LitAgent[TaskInput]]] | Sequence[Route],
         *,
-        default: LitAgent[Any] | str | None = None,
+        default: LitAgent[TaskInput] | str | None = None,
         by_name: bool = False,
     ) -> None:
         """Nothing is called yet.

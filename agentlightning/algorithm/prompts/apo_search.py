@@ -8,6 +8,7 @@ from itertools import count
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.comparison import Gate
 from agentlightning.algorithm.intervals import estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent
@@ -81,10 +82,10 @@ class TaskBatches(Iterator[list[_T]]):
 class Search:
     """A run over two data sets."""
 
-    def __init__(self, apo: "APO[Any]", train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
+    def __init__(self, apo: "APO[Any]", train_dataset: Tasks | None, val_dataset: Tasks | None) -> None:
         self._apo = apo
-        self._train: Dataset[Any] = [] if train_dataset is None else train_dataset
-        self._val: Dataset[Any] = [] if val_dataset is None else val_dataset
+        self._train: Tasks = [] if train_dataset is None else train_dataset
+        self._val: Tasks = [] if val_dataset is None else val_dataset
         self._seeds = seed_prompts(apo.get_initial_resources(), "APO")
         self._rewards: dict[str, dict[int, float]] = defaultdict(dict)  # of versions, by number of the validation task
         self._seen: dict[str, set[int]] = defaultdict(set)  # tasks that chose a version

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, Tasks
 from agentlightning.algorithm.comparison import PairedComparison
 from agentlightning.algorithm.intervals import estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
@@ -46,7 +46,7 @@ from agentlightning.algorithm.prompts.templates import check_candidates_are_allo
 from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
-from agentlightning.types import LLM, Dataset, NamedResources, PromptTemplate
+from agentlightning.types import LLM, NamedResources, PromptTemplate
 from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class GEPA(Algorithm):
             raise ConfigurationError("There are no best prompts yet; run GEPA first.")
         return self.result
 
-    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+    async def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         """Evolve the prompts, and publish the best ones."""
         prompts = seed_prompts(self.get_initial_resources(), "GEPA")
         if self.has_trainer:
@@ -208,7 +208,12 @@ class GEPA(Algorithm):
 
     @with_llm_proxy()
     async def _run(
-        self, proxy: Any = None, *, prompts: dict[str, PromptTemplate], train: Dataset[Any], val: Dataset[Any]
+        self,
+        proxy: Any = None,
+        *,
+        prompts: dict[str, PromptTemplate],
+        train: Tasks,
+        val: Tasks,
     ) -> None:
         run = GepaRun(self, self._resources(proxy), prompts, train=train, val=val)
         self._lineage = run.state.lineage
@@ -230,8 +235,8 @@ class GepaRun:
         resources: NamedResources,
         prompts: dict[str, PromptTemplate],
         *,
-        train: Dataset[Any],
-        val: Dataset[Any],
+        train: Tasks,
+        val: Tasks,
     ) -> None:
         self._gepa = gepa
         self._prompts = prompts

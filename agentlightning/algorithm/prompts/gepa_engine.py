@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.adapter import TraceToMessages
+from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.batches import first_traceback
 from agentlightning.algorithm.intervals import estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Hold
@@ -36,7 +37,7 @@ from agentlightning.algorithm.prompts.results import RunRecord
 from agentlightning.algorithm.utils import gathered
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode, Span
+from agentlightning.types import NamedResources, PromptTemplate, Rollout, RolloutMode, Span
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.installation import install_command
@@ -179,7 +180,7 @@ class CandidateEvaluator:
     state: RunState
     resources: NamedResources
     """What a rollout is given; the prompts are replaced."""
-    tasks: Mapping[RolloutMode, Dataset[Any]]
+    tasks: Mapping[RolloutMode, Tasks]
     adapter: TraceToMessages
     reward_range: tuple[float, float]
     timeout_seconds: float

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from agentlightning.adapter import TraceToTrajectory
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, Tasks
 from agentlightning.algorithm.batches import Batches, retried_config, rewards_of_tasks, score_of
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.gain import gain_summary
@@ -38,7 +38,7 @@ from agentlightning.algorithm.sft.examples import (
 from agentlightning.algorithm.sft.fitting import Fitting
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.types import Dataset, NamedResources
+from agentlightning.types import NamedResources
 from agentlightning.types.agents import AgentMatcher
 from agentlightning.utils.json_values import JsonObject
 
@@ -156,7 +156,7 @@ class SFT(Algorithm):
 
     # ------------------------------------------------------------------ the run
 
-    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+    async def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         """Fine-tune; with a validation set, agents try it before and after."""
         if self.best_of is not None and (train_dataset is None or len(train_dataset) == 0):
             raise ConfigurationError("With best_of, SFT needs tasks to sample; give the Trainer a train_dataset.")
@@ -211,7 +211,7 @@ class SFT(Algorithm):
 
     # ------------------------------------------------------------------ learning
 
-    async def _fit(self, train_dataset: Dataset[Any] | None) -> None:
+    async def _fit(self, train_dataset: Tasks | None) -> None:
         assert self._learner is not None
         checkpoints = self._checkpoints
         latest = checkpoints.latest() if checkpoints is not None and self._resume else None
@@ -237,7 +237,7 @@ class SFT(Algorithm):
         await _in_thread(fitting.finish)
         self.best_loss, self.epochs_made = fitting.best_loss, fitting.epoch
 
-    async def _collect(self, train_dataset: Dataset[Any] | None, latest: Checkpoint | None) -> Examples:
+    async def _collect(self, train_dataset: Tasks | None, latest: Checkpoint | None) -> Examples:
         """Rollouts to learn from: those of the checkpoint, those that agents make now, or those of the store."""
         batches = Batches(self.get_store(), retried_config(self._rollout_timeout))
         acceptance = self.acceptance
@@ -264,7 +264,7 @@ class SFT(Algorithm):
         gain = gain_summary(self._validated[0], self._validated[-1]) if len(self._validated) > 1 else {}
         return {**validation_summary(self.baseline, self.result), **gain}
 
-    async def _validate(self, dataset: Dataset[Any], *, step: int) -> Estimate:
+    async def _validate(self, dataset: Tasks, *, step: int) -> Estimate:
         """The mean reward on a data set, with an interval; rollouts that failed count as the worst reward."""
         resources_id = await self._resources("sft-val", self.validation_temperature)
         batches = Batches(self.get_store(), retried_config(self._rollout_timeout))

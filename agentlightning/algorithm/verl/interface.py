@@ -1,13 +1,12 @@
 """VERL: an algorithm that trains with verl's trainer. Making one and composing its configuration needs nothing else."""
 
 import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, Tasks
 from agentlightning.algorithm.verl.config import Configuration, compose
 from agentlightning.algorithm.verl.launch import TaskRunnerHere, run_ppo
 from agentlightning.errors import ConfigurationError
-from agentlightning.types import Dataset
 from agentlightning.utils.json_values import JsonMapping
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class VERL(Algorithm):
         self.trainer_cls, self.daemon_cls = trainer_cls, daemon_cls
         self._task_runner: TaskRunnerHere | None = None
 
-    def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+    def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         """Train; ConfigurationError, and nothing started, where something that it needs is missing.
 
         Without a store it makes one and serves it to runners, at `agentlightning.port`.

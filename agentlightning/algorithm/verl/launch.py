@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory, TraceToTripletBase
 from agentlightning.adapter.base import TraceAdapter
+from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.verl.config import Configuration
 from agentlightning.algorithm.verl.run_folder import RunParts, run_folder
 from agentlightning.errors import ConfigurationError, TrainingError
@@ -23,7 +24,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import Dataset, NamedResources
+from agentlightning.types import NamedResources
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import LoopThread
@@ -63,8 +64,8 @@ class TaskRunnerHere:
 
 def run_ppo(
     config: Configuration,
-    train_dataset: Dataset[Any] | None,
-    val_dataset: Dataset[Any] | None,
+    train_dataset: Tasks | None,
+    val_dataset: Tasks | None,
     store: LightningStore | None,
     llm_proxy: LLMProxy | None,
     adapter: TraceAdapter[Any] | None,

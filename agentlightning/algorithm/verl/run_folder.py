@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentlightning.adapter.base import TraceAdapter
+from agentlightning.algorithm.base import Tasks
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Dataset, NamedResources
+from agentlightning.types import NamedResources
 
 __all__ = ["ROWS_SUFFIX", "RunParts", "read_parts", "read_rows", "run_folder"]
 
@@ -41,9 +42,7 @@ class RunParts:
 
 
 @contextmanager
-def run_folder(
-    parts: RunParts, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
-) -> Iterator[dict[str, str]]:
+def run_folder(parts: RunParts, train_dataset: Tasks | None, val_dataset: Tasks | None) -> Iterator[dict[str, str]]:
     """A folder for the length of the block; the paths in it, by the name "folder", "train" and "val"."""
     pickling = importlib.import_module("ray.cloudpickle")  # takes what is defined in the user's script
     folder = Path(tempfile.mkdtemp(prefix="agl-verl-"))

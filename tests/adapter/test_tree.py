@@ -212,18 +212,6 @@ def test_repair_does_what_comparing_all_pairs_does(spans: list[Span]) -> None:
     assert shape(fast) == shape(naive)
 
 
-@settings(max_examples=60, deadline=None)
-@given(traces(), st.randoms(use_true_random=False))
-def test_every_span_is_in_the_tree_once_in_any_order_and_after_the_repair(spans: list[Span], random: Any) -> None:
-    random.shuffle(spans)
-    tree = TraceTree.from_spans(spans)
-    tree.repair_hierarchy()
-
-    ids = [node.id for node in tree.traverse()]
-    assert len(ids) == len(set(ids))
-    assert {one.span_id for one in spans} <= set(ids)
-
-
 @settings(max_examples=40, deadline=None)
 @given(traces(), st.data())
 def test_any_circle_of_parents_is_refused(spans: list[Span], data: st.DataObject) -> None:

@@ -1,7 +1,6 @@
 """Spans become triplets, from a tracer and from the proxy."""
 
 import json
-import logging
 from typing import Any
 
 import pytest
@@ -78,19 +77,6 @@ def test_strays_are_found_under_their_agent_by_time() -> None:
 
     assert [triplet.metadata["agent_name"] for triplet in repaired] == ["solver"]
     assert as_recorded == []
-
-
-def test_calls_without_tokens_can_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    talk = Conversation()
-    talk.call([1], None)
-    talk.call([1], [2])
-    talk.reward(1.0)
-
-    with caplog.at_level(logging.WARNING):
-        triplets = TracerTraceToTriplet(_skip_empty_token_spans=True).adapt(talk.spans)
-
-    assert [(triplet.metadata["response_id"], triplet.reward) for triplet in triplets] == [("r2", 1.0)]
-    assert "call-1 is skipped" in caplog.text
 
 
 def test_a_call_that_was_excluded_or_failed_is_no_triplet_and_takes_no_reward() -> None:

@@ -62,13 +62,6 @@ def test_clear_gain_is_found_among_noise_before_the_budget_ends() -> None:
     assert fmean(comparison.pairs for comparison in ended) < 50
 
 
-def test_equal_candidates_are_given_up_before_the_budget_ends() -> None:
-    ended = [judged(PairedComparison(0.01), coins(seed, 200, 0.5, 0.5)) for seed in range(40)]
-
-    assert {comparison.verdict for comparison in ended} == {"not better"}
-    assert fmean(comparison.pairs for comparison in ended) < 100
-
-
 def test_negative_effect_admits_a_candidate_that_is_not_much_worse() -> None:
     comparison = judged(PairedComparison(max_pairs=400, min_effect=-0.2), [(0.5, 0.5)] * 400)
 
@@ -168,17 +161,6 @@ def test_impossible_comparison_is_refused(options: dict[str, float], named: str)
 
 
 # ---------------------------------------------------------------------- gates
-
-
-def test_gate_shares_alpha_evenly_among_planned_comparisons() -> None:
-    gate = Gate(0.06, comparisons=3)
-
-    alphas = [judged(gate.compare(), [(1.0, 0.0)] * 8).alpha for _ in range(3)]
-
-    assert alphas == pytest.approx([0.02] * 3)
-    assert gate.alpha_left == pytest.approx(0.0)
-    with pytest.raises(TrainingError, match="All 3 comparisons"):
-        gate.compare()
 
 
 @pytest.mark.parametrize(("alpha", "comparisons"), [(0.0, None), (1.0, 3), (0.05, 0)])

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main, stores
-from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 
 AGENT = "import agentlightning as agl\n\n\n@agl.rollout\ndef agent(task, llm):\n    return 1.0\n\n\nnumber = 3\n"
@@ -359,19 +358,6 @@ def test_a_server_that_never_answers_is_given_up(
 
     assert code == 1
     assert f"'{places.silent}' does not answer (nothing came within 0.1 s)" in shown
-
-
-def test_a_runner_says_that_it_waits_for_a_store(
-    folder: Path, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(stores, "FIRST_RESPONSE_SECONDS", 0.1)
-    monkeypatch.setattr(ClientServerExecutionStrategy, "execute", lambda *arguments: None)  # would wait for ever
-
-    code, shown = run(capsys, ["runner", "--store", places.silent, "misused_agents:agent"])
-
-    assert code == 0
-    assert "does not answer" in shown
-    assert "It is waited for." in shown
 
 
 class SlowStore(Another):

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,16 +107,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def is_closed(url: str) -> bool:
-    """Whether nobody listens there any more."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
 # ---------------------------------------------------------------------- serving
 
 
@@ -154,27 +143,6 @@ async def test_a_signal_lets_calls_in_flight_finish_and_stores_them(
 
     assert (answers, code, len(calls)) == (["done"] * 3, expected_code, 3)
     assert "3 model calls stored, 0 lost." in proxy.said
-
-
-def test_a_second_signal_ends_it_at_once(start: Start, stub_model: StubModel) -> None:
-    stub_model.script = Script([Answer("late", latency_seconds=PATIENCE_SECONDS)])
-    proxy = start(*model_option(stub_model), "--port", "0").begin()
-
-    def give_up() -> None:
-        with pytest.raises(openai.APIConnectionError):
-            ask(f"{proxy.url}/v1")
-
-    asking = threading.Thread(target=give_up)
-    asking.start()
-    until(lambda: len(stub_model.requests) == 1, "the model was not asked")
-    proxy.process.send_signal(signal.SIGTERM)
-    until(lambda: is_closed(proxy.url), "the first signal was not heard")
-    began = time.monotonic()
-    code = proxy.end(signal.SIGTERM)
-    asking.join()
-
-    assert code == -signal.SIGTERM
-    assert time.monotonic() - began < PATIENCE_SECONDS / 3
 
 
 def test_without_a_store_it_says_that_nothing_is_kept(start: Start, stub_model: StubModel) -> None:
@@ -238,15 +206,6 @@ def test_models_of_a_file_are_served_with_keys_of_the_environment(
     assert ask(f"{proxy.url}/v1", model="nice-name") == "Hello there"
     proxy.end(signal.SIGTERM)
     assert PROVIDER_KEY not in proxy.said
-
-
-def test_a_journal_is_kept_where_it_is_wanted(start: Start, stub_model: StubModel, tmp_path: Path) -> None:
-    proxy = start(*model_option(stub_model), "--store", "runs.db", "--port", "0", "--journal", "calls").begin()
-    other = start(*model_option(stub_model), "--store", "other.db", "--port", "0", "--journal", "off").begin()
-
-    assert (tmp_path / "calls").is_dir()
-    assert not list(tmp_path.glob("other.db.*journal"))
-    assert [proxy.end(signal.SIGTERM), other.end(signal.SIGTERM)] == [0, 0]
 
 
 # ---------------------------------------------------------------------- what goes wrong

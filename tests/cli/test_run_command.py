@@ -20,7 +20,7 @@ from agentlightning.emitter import find_final_reward
 from agentlightning.store import LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import Rollout, Span
-from tests.e2e.server_process import ServerProcess, free_port, left_behind
+from tests.e2e.server_process import ServerProcess, left_behind
 from tests.stub_model.script import Failure, Script
 from tests.stub_model.server import StubModel, running
 
@@ -330,18 +330,6 @@ def test_sigterm_goes_to_the_program_and_its_calls_are_stored(runs: Runs) -> Non
     assert (process.returncode, rollout.status, len(calls_in(spans))) == (5, "failed", 1)
 
 
-def test_a_reader_that_has_gone_ends_the_program(runs: Runs) -> None:
-    process = runs.start("--", "yes")
-    assert process.stdout is not None
-
-    assert process.stdout.readline() == "y\n"
-    process.stdout.close()
-
-    assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGPIPE
-    process.stdout = None
-    process.communicate()
-
-
 def test_a_terminal_is_the_program_s_own_and_ctrl_c_reaches_it_once(runs: Runs) -> None:
     master, slave = pty.openpty()
     command = agl_run("--", sys.executable, runs.file("script.py", INTERRUPTED))
@@ -528,14 +516,6 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert words in said
     assert said.count("\n") == 1, said
     assert not (tmp_path / "missing.db").exists()
-
-
-def test_a_store_that_does_not_answer_is_told(runs: Runs) -> None:
-    done = runs("--store", f"http://127.0.0.1:{free_port()}", "--", "echo", "unheard")
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_credentials_reach_the_program_only_by_name(runs: Runs) -> None:

@@ -154,22 +154,6 @@ async def test_a_signal_lets_what_runs_finish(
 
 
 @pytest.mark.slow
-async def test_sigterm_to_several_runners_lets_what_runs_finish(join: Any, folder: Path) -> None:
-    with ServerProcess() as server:
-        async with LightningStoreClient(server.url) as store:
-            ids = await enqueue(store, {"n": 1, "seconds": 2.0}, {"n": 2, "seconds": 2.0})
-            runner = join("--store", server.url, "--n-runners", "2", "user_agents:agent")
-            await until((folder / "begun").exists)
-            os.kill(runner.process.pid, signal.SIGTERM)
-            code, printed = await asyncio.to_thread(runner.end)
-            statuses = {rollout.status for rollout in await store.query_rollouts(rollout_ids=ids)}
-
-    assert (code, "Traceback" in printed) == (0, False), printed
-    assert "succeeded" in statuses
-    assert statuses <= {"succeeded", "queuing"}
-
-
-@pytest.mark.slow
 async def test_a_second_ctrl_c_leaves_at_once_and_gives_back(join: Any, folder: Path) -> None:
     config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
     with ServerProcess() as server:
@@ -263,24 +247,6 @@ def test_a_runner_process_that_is_killed_leaves_no_other(join: Any) -> None:
         _, alive = psutil.wait_procs(family, timeout=20)
 
     assert alive == []
-
-
-@pytest.mark.slow
-async def test_what_a_killed_process_was_at_is_done_by_another(join: Any, folder: Path) -> None:
-    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
-    with ServerProcess() as server:
-        async with LightningStoreClient(server.url) as store:
-            (rollout_id,) = await enqueue(store, {"n": 1, "seconds": 500.0}, config=config)
-            join("--store", server.url, "--n-runners", "2", "user_agents:agent")
-            await until((folder / "begun").exists)
-            os.kill(int((folder / "begun").read_text()), signal.SIGKILL)
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while len(attempts := await store.query_attempts(rollout_id)) < 2:
-                assert time.monotonic() < deadline, attempts
-                await asyncio.sleep(0.05)
-
-    assert attempts[0].status == "unresponsive"
-    assert "exit code -9" in attempts[0].metadata["error"]["message"]
 
 
 # ---------------------------------------------------------------------- wrong addresses

@@ -173,14 +173,6 @@ def test_key_of_the_environment_is_used_and_not_shown(installed: Path, model: Pa
     assert 'VllmOptions(address="http://127.0.0.1:8000", sleep=True)' in done.stderr
 
 
-def test_model_without_vllm_is_one_line_with_what_installs_it(model: Path) -> None:
-    done = run(model, "./m", PATH=str(model))
-
-    assert done.returncode == 1
-    assert "vLLM is not installed beside this package: run `pip install" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

@@ -238,16 +238,6 @@ def test_key_is_read_from_the_environment_and_a_wrong_one_is_named(join: Join, m
             join(fake, api_key="wrong")
 
 
-def test_joined_server_is_not_stopped(join: Join, fake: FakeVllm) -> None:
-    engine = join(fake)
-    assert engine.is_running()
-
-    engine.stop()
-
-    assert not engine.is_running()
-    assert requests.get(f"{fake.url}/health", timeout=10).status_code == 200
-
-
 def test_server_that_another_training_left_paused_and_asleep_is_woken(join: Join) -> None:
     with fake_vllm(can_sleep=True) as fake:
         fake.is_paused = fake.is_asleep = True
@@ -336,13 +326,6 @@ def test_server_of_our_own_that_dies_shows_its_last_lines(tiny_folder: Path) -> 
             engine.status()
     finally:
         engine.stop()
-
-
-def test_server_that_does_not_come_up_shows_its_last_lines(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_VLLM_FAILS", "1")
-
-    with pytest.raises(EngineError, match=r"ended with code 1[\s\S]*No available memory for the cache blocks"):
-        owned(tiny_folder).start()
 
 
 def test_without_vllm_the_line_to_install_it_is_shown(tmp_path: Path) -> None:

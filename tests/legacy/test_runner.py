@@ -238,17 +238,6 @@ def test_a_returned_rollout_is_completed(tracer: Tracer) -> None:
     assert (mine.rollout_id, mine.triplets) == ("other", None)
 
 
-def test_an_adapter_that_fails_costs_only_the_triplets(tracer: Tracer, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(TracerTraceToTriplet):
-        def adapt(self, source: Any, /) -> list[Triplet]:
-            raise ValueError("unreadable")
-
-    rollout = posted(Returning(0.5, calls=1), tracer, triplet_exporter=Broken())
-
-    assert (rollout.final_reward, rollout.triplets, bool(rollout.trace)) == (0.5, None, True)
-    assert "unreadable" in caplog.text
-
-
 def test_a_result_can_be_converted_without_a_task() -> None:
     runner = running(Returning(None), DevTaskLoader(["hello"], {}))
 

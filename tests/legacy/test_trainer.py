@@ -75,14 +75,6 @@ def test_fitting_a_url_does_the_tasks_of_its_server(release: Any, served: Server
     assert rewards_of(served, rollout_ids) == [1.0] * len(TASKS)
 
 
-def test_one_worker_runs_here(served: ServerInThread, resources: Any) -> None:
-    rollout_ids = queued(served, resources)
-
-    training(max_rollouts=len(TASKS)).fit_v0(TellingItsProcess(), served.endpoint)
-
-    assert rewards_of(served, rollout_ids) == [os.getpid()] * len(TASKS)
-
-
 def test_several_workers_have_processes_that_end(served: ServerInThread, connect: Connect, resources: Any) -> None:
     rollout_ids = queued(served, resources)
 

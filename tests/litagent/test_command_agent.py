@@ -105,21 +105,6 @@ async def test_a_program_with_the_openai_sdk_needs_no_configuration(
     assert stub_model.requests[0].text == "Hello there"
 
 
-async def test_a_program_with_the_anthropic_sdk_needs_no_configuration(
-    workbench: Workbench, stub_model: StubModel
-) -> None:
-    pytest.importorskip("anthropic")
-    code = (
-        "import anthropic, os; client = anthropic.Anthropic(); "
-        "told = client.messages.create(model=os.environ['AGL_MODEL'], max_tokens=9, "
-        "messages=[{'role': 'user', 'content': 'Hi'}]); print(told.content[0].text)"
-    )
-
-    outcome = await workbench.run(python(code), resources=served_by(stub_model))
-
-    assert (outcome.error, outcome.text("stdout")) == (None, "Hi\n")
-
-
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 async def test_a_node_script_is_an_agent(workbench: Workbench, stub_model: StubModel, tmp_path: Path) -> None:
     script = tmp_path / "agent.js"

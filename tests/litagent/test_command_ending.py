@@ -15,7 +15,6 @@ import pytest
 from agentlightning.litagent.command import CommandAgent, RunningProgram
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer import OtelTracer
-from agentlightning.types import RolloutConfig
 from agentlightning.utils.child_process import ProgramPlan
 from tests.litagent.workbench import RESOURCES, Outcome, Workbench, is_alive
 
@@ -23,8 +22,6 @@ pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 20.0
-ROLLOUT_SECONDS = 3.0
-"""Limit of a rollout in which a program must have begun, also on a machine that stalls."""
 
 STUBBORN = """
 import os, signal, time
@@ -126,13 +123,6 @@ async def test_a_program_that_takes_too_long_is_ended(workbench: Workbench, tmp_
     assert nothing_lives(tmp_path, 1)
 
 
-async def test_the_limit_of_the_rollout_ends_it_too(workbench: Workbench, tmp_path: Path) -> None:
-    agent = shell("echo begun; echo $$ > pids; sleep 1000", tmp_path)
-    outcome = await workbench.run(agent, config=RolloutConfig(timeout_seconds=ROLLOUT_SECONDS))
-    assert (outcome.attempt.status, outcome.text("stdout")) == ("timeout", "begun\n")
-    assert nothing_lives(tmp_path, 1)
-
-
 async def test_a_program_that_does_not_listen_is_killed_with_its_children(workbench: Workbench, tmp_path: Path) -> None:
     code = f"import os\nos.fork()\nos.fork()\n{STUBBORN}"
     outcome = await workbench.run(Awaited([sys.executable, "-c", code], tmp_path, count=4))
@@ -195,12 +185,6 @@ async def test_a_cancelled_runner_takes_the_program_along(workbench: Workbench, 
     assert nothing_lives(tmp_path, 2)
 
 
-async def test_a_runner_cancelled_twice_kills_at_once(workbench: Workbench, tmp_path: Path) -> None:
-    agent = CommandAgent([sys.executable, "-c", STUBBORN], cwd=tmp_path)
-    await stopped(workbench, agent, tmp_path, times=3)
-    await until(lambda: nothing_lives(tmp_path, 1))
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 async def test_a_runner_process_that_is_ended_takes_the_program_along(tmp_path: Path, number: signal.Signals) -> None:
     program = ["sh", "-c", "sleep 1000 & echo $$ $! > pids; wait"]
@@ -215,19 +199,3 @@ async def test_a_runner_process_that_is_ended_takes_the_program_along(tmp_path: 
     await runner.wait()
 
     await until(lambda: nothing_lives(tmp_path, 2))
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="known by its environment, which only Linux shows")
-async def test_a_killed_runner_takes_daemons_along(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    runner = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", RUNNER, sys.executable, "-c", f"{DAEMON}\ntime.sleep(1000)"),
-        cwd=tmp_path,
-        env=environment,
-    )
-
-    await until(lambda: len(pids(tmp_path)) == 1)
-    runner.kill()
-    await runner.wait()
-
-    await until(lambda: nothing_lives(tmp_path, 1))

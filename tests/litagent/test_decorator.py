@@ -52,22 +52,6 @@ def calling(agent: FunctionalLitAgent[Any], resources: Any, of: Rollout = PLAIN)
 # ---------------------------------------------------------------------- what a function is handed
 
 
-def test_an_llm_is_handed_in_by_name() -> None:
-    @llm_rollout
-    def agent(task: str, llm: LLM) -> Any:
-        return task, llm
-
-    assert calling(agent, {"main": MODEL, "prompt": PROMPT}) == ("task", MODEL)
-
-
-def test_a_prompt_is_handed_in_by_name() -> None:
-    @prompt_rollout
-    def agent(task: str, prompt_template: PromptTemplate) -> Any:
-        return prompt_template
-
-    assert calling(agent, {"main": MODEL, "prompt": PROMPT}) == PROMPT
-
-
 def test_all_that_is_declared_is_handed_in() -> None:
     @rollout
     def agent(task: str, prompt_template: PromptTemplate, llm: LLM, rollout: Rollout) -> Any:

@@ -4,6 +4,7 @@ Of a long run the metrics of every step are read, and the newest rollouts only: 
 still to be seen there.
 """
 
+import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.trajectory import DropReason, Trajectory
+from agentlightning.algorithm.batches import READS_AT_ONCE
+from agentlightning.llm_proxy.call_record import ATTRIBUTE_PREFIX, CALL_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rollout_index import failure_text
 from agentlightning.types import AttemptedRollout, MetricPoint, Rollout, Run, Span
@@ -22,8 +25,6 @@ __all__ = ["Evidence", "RolloutEvidence", "read_evidence", "read_rollout"]
 NEWEST_ROLLOUTS: Final = 256
 """How many rollouts of a run are read with their spans."""
 PAGE_ROLLOUTS: Final = 500
-_CALL_SPAN: Final = "litellm_request"
-_HTTP_STATUS: Final = "agentlightning.proxy.http_status"
 _NO_IDS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS, DropReason.EXCLUDED)
 _FINISHED: Final = ("succeeded", "failed")
 
@@ -110,8 +111,13 @@ async def read_evidence(store: LightningStore, run: Run) -> Evidence:
         offset += len(page)
         if len(page) < PAGE_ROLLOUTS or page[-1].start_time < run.start_time:
             break
-    rollouts = [await read_rollout(store, one) for one in found[:NEWEST_ROLLOUTS]]
-    return Evidence(run, points, rollouts, waiting)
+    gate = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def read(one: AttemptedRollout | Rollout) -> RolloutEvidence:
+        async with gate:
+            return await read_rollout(store, one)
+
+    return Evidence(run, points, await asyncio.gather(*map(read, found[:NEWEST_ROLLOUTS])), waiting)
 
 
 def _is_of(rollout: Rollout, run: Run) -> bool:
@@ -163,8 +169,8 @@ class _Calls:
     def of(cls, spans: Sequence[Span]) -> "_Calls":
         found = cls()
         for span in spans:
-            if span.name == _CALL_SPAN and span.status.status_code == "ERROR":
-                status = span.attributes.get(_HTTP_STATUS)
+            if span.name == CALL_SPAN and span.status.status_code == "ERROR":
+                status = span.attributes.get(f"{ATTRIBUTE_PREFIX}.http_status")
                 found.errors.append(f"{status or 'no answer'}: {span.status.description or 'no reason given'}")
         try:
             trajectory = TraceToTrajectory().adapt(spans) if spans else None

@@ -30,7 +30,7 @@ RUNAWAY_KL: Final = 0.5
 """Nats a token between the model before and after one step."""
 STILL_KL: Final = 1e-7
 FEW_STEPS: Final = 5
-NOISY: Final = 0.3
+NOISY: Final = 0.2
 """Share of equal answers with unequal rewards."""
 LEAST_ROLLOUTS: Final = 4
 """Fewer say nothing."""
@@ -169,7 +169,7 @@ def _no_model_calls(evidence: Evidence) -> Finding | None:
         "no_model_calls",
         f"In {len(silent)} of {len(done)} rollouts no model call was recorded.",
         "See that the agent calls the model through a supported SDK or the endpoint of its `llm` resource, in its own "
-        "process.",
+        "process, and that it neither caches answers nor swallows an error before the call.",
         {"without": len(silent), "rollouts": len(done)},
     )
 
@@ -248,9 +248,10 @@ def _no_variance(evidence: Evidence) -> Finding | None:
             figures,
         )
     if value <= 0:
+        ever = "no answer was ever right" if highest <= value else "hardly an answer was right"
         return Finding(
             "all_wrong",
-            f"{said} and the worst there is ({value:g}): no answer was ever right.",
+            f"{said} and the worst there is ({value:g}): {ever}.",
             "Give easier tasks or examples in the prompt, reward parts of the solution, or begin with SFT.",
             figures,
         )
@@ -404,6 +405,7 @@ _RULES: Final[Sequence[Rule]] = (
     _bad_reward,
     _no_model_calls,
     _ids_missing,
+    _learning_rate_too_high,
     _cut_off,
     _skipped(
         "groups_too_small",
@@ -426,7 +428,6 @@ _RULES: Final[Sequence[Rule]] = (
     _no_variance,
     _noisy_reward,
     _alarmed,
-    _learning_rate_too_high,
     _learning_rate_too_low,
     _one_task,
     _few_steps,

@@ -17,9 +17,10 @@ Outcome = Literal["gained", "no gain", "lost", "unknown"]
 LEAST_STEPS: Final = 6
 """Steps that the training reward needs at least to be compared with itself."""
 DEVIATIONS: Final = 1.96
+VALIDATION_TASKS: Final = "validation tasks"
 _WITHOUT_CAUSE: Final = (
-    "The rewards differ and the model learned, but not enough to tell from chance; train longer, validate on more "
-    "tasks, or use larger groups."
+    "The rewards differ, but not enough to tell a gain from chance; train longer, validate on more tasks, or use "
+    "larger groups."
 )
 
 
@@ -77,7 +78,8 @@ def verdict_of(evidence: Evidence) -> Verdict:
     gain = _gain(evidence)
     outcome: Outcome = "unknown" if gain is None else gain.outcome
     if gain is not None and outcome == "gained":
-        findings = [finding for finding in findings if finding.name not in ("few_steps", "one_task")]
+        harmless = ("few_steps", "one_task") if gain.unit == VALIDATION_TASKS else ("few_steps",)
+        findings = [finding for finding in findings if finding.name not in harmless]
         hacked = next((one for one in findings if one.name == "reward_hacking"), None)
         said = f"Gained {gain}." if hacked is None else f"Gained {gain} in the trained reward only. {hacked.sentence}"
         return Verdict(outcome, said, gain, tuple(findings))
@@ -97,7 +99,7 @@ def _gain(evidence: Evidence) -> Gain | None:
     summary = evidence.run.summary
     paired = summary.get("gain")
     if isinstance(paired, Mapping) and {"mean", "low", "high", "n"} <= paired.keys():
-        return Gain(paired["mean"], paired["low"], paired["high"], int(paired["n"]), "validation tasks")
+        return Gain(paired["mean"], paired["low"], paired["high"], int(paired["n"]), VALIDATION_TASKS)
     before, after = summary.get("validation_before"), summary.get("validation_after")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         return _difference(before, after)

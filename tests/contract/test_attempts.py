@@ -92,16 +92,6 @@ async def test_cancelled_rollout_stays_cancelled(store: LightningStore) -> None:
     assert await status_of(store, rollout.rollout_id) == ("cancelled", "succeeded")
 
 
-async def test_update_without_status_does_not_touch_the_rollout(store: LightningStore) -> None:
-    rollout = await store.start_rollout("a")
-
-    attempt = await store.update_attempt(rollout.rollout_id, "latest", metadata={"k": [1]}, last_heartbeat_time=7.0)
-
-    assert (attempt.metadata, attempt.last_heartbeat_time, attempt.status) == ({"k": [1]}, 7.0, "preparing")
-    stored = await store.query_attempts(rollout.rollout_id)
-    assert stored[0].metadata == {"k": [1]}
-
-
 async def test_wrong_ids_and_statuses_are_refused(store: LightningStore) -> None:
     queued = await store.enqueue_rollout("a")
     started = await store.start_rollout("b")

@@ -74,17 +74,6 @@ async def test_claim_of_a_lost_worker_is_taken_by_another(store: LightningStore,
     assert (claim.rollout_id, claim.attempt.sequence_id) == (rollout_id, 2)
 
 
-async def test_all_claims_of_a_lost_worker_are_given_back(store: LightningStore, clock: Any) -> None:
-    await store.update_worker("w", {})
-    ids = [await claimed(store, "w") for _ in range(3)]
-    others = await claimed(store, "v")
-
-    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS, "v")
-
-    assert [await status_of(store, rollout_id) for rollout_id in ids] == ["requeuing"] * 3
-    assert await status_of(store, others) == "preparing"
-
-
 async def test_worker_that_gives_no_heartbeats_is_never_lost(store: LightningStore, clock: Any) -> None:
     rollout_id = await claimed(store, "w")
 
@@ -233,8 +222,3 @@ async def test_marking_a_worker_lost_leaves_what_it_has_ended_alone(store: Light
 
     assert (list(lost), list(again)) == ([open_id], [])
     assert await status_of(store, ended) == "succeeded"
-
-
-async def test_nothing_is_lost_with_a_worker_that_nobody_knows(store: LightningStore) -> None:
-    assert list(await store.mark_worker_lost("nobody", "it died")) == []
-    assert await store.get_worker_by_id("nobody") is None

@@ -55,30 +55,6 @@ async def test_none_does_not_filter_and_all_modes_leave_out_rollouts_without_one
     assert len(await ids(store, mode_in=["train", "val", "test"])) == 6
 
 
-async def test_pages_of_a_mode_are_sorted_and_counted(store: LightningStore, clock: Any) -> None:
-    for n in range(7):
-        clock.now = 1_700_000_000.0 + n
-        await store.enqueue_rollout(n, "val" if n % 2 else "train")
-
-    page = await store.query_rollouts(mode_in=["train"], sort_by="start_time", sort_order="desc", limit=2, offset=1)
-    counted = await store.query_rollouts(mode_in=["val"], limit=0)
-
-    assert [rollout.input for rollout in page] == [4, 2]
-    assert (page.limit, page.offset, page.total) == (2, 1, 4)
-    assert (list(counted), counted.total) == ([], 3)
-
-
-async def test_mode_that_was_changed_counts(store: LightningStore) -> None:
-    rollout = await store.enqueue_rollout("task", "train")
-
-    await store.update_rollout(rollout.rollout_id, mode="test")
-
-    assert await ids(store, mode_in=["train"]) == []
-    assert await ids(store, mode_in=["test"]) == [rollout.rollout_id]
-    await store.update_rollout(rollout.rollout_id, mode=None)
-    assert await ids(store, mode_in=["test"]) == []
-
-
 @pytest.mark.parametrize(
     "mode_in", ["train", ["training"], [None], ["train", None]], ids=["text", "unknown", "none", "none-among-them"]
 )

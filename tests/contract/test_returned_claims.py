@@ -76,16 +76,6 @@ async def test_what_has_begun_or_is_over_or_unknown_is_left_alone(store: Lightni
         assert latest.attempt_id == attempt.attempt_id
 
 
-async def test_a_claim_is_returned_once(store: LightningStore) -> None:
-    await store.enqueue_rollout("a")
-    (held,) = await claimed(store, 1)
-
-    assert list(await store.return_claims(ids_of(held, held))) == [False, True]
-    assert list(await store.return_claims(ids_of(held))) == [False]
-
-    assert len(await claimed(store, 5)) == 1
-
-
 async def test_returned_claim_wakes_who_waits_for_work(store: LightningStore) -> None:
     await store.enqueue_rollout("a")
     (held,) = await claimed(store, 1)
@@ -96,11 +86,3 @@ async def test_returned_claim_wakes_who_waits_for_work(store: LightningStore) ->
 
     (claim,) = await asyncio.wait_for(waiting, 20)
     assert (claim.rollout.input, claim.rollout.attempt.worker_id) == ("a", "other")
-
-
-async def test_nothing_to_return_changes_nothing(store: LightningStore) -> None:
-    await store.enqueue_rollout("a")
-
-    assert list(await store.return_claims([])) == []
-
-    assert len(await claimed(store, 5)) == 1

@@ -51,17 +51,6 @@ async def test_queue_is_first_in_first_out(store: LightningStore) -> None:
     assert claimed[5] is None
 
 
-async def test_dequeue_makes_the_rollout_preparing_with_an_attempt(store: LightningStore) -> None:
-    await store.enqueue_rollout("task", "val", None, RolloutConfig(max_attempts=2), {"k": "v"})
-
-    claimed = await store.dequeue_rollout("w-1")
-
-    assert claimed is not None
-    assert (claimed.status, claimed.attempt.sequence_id, claimed.attempt.worker_id) == ("preparing", 1, "w-1")
-    assert (claimed.input, claimed.mode, claimed.metadata) == ("task", "val", {"k": "v"})
-    assert claimed.config.max_attempts == 2
-
-
 async def test_dequeue_many_claims_up_to_the_limit_in_order(store: LightningStore) -> None:
     queued = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(5)])
 
@@ -205,12 +194,6 @@ async def test_filters_are_joined_by_and_or_by_or(store: LightningStore) -> None
     assert [a.status, b.status, c.status] == ["queuing"] * 3
 
 
-async def test_filters_may_be_given_by_position(store: LightningStore) -> None:
-    rollout = await store.enqueue_rollout("a")
-
-    assert [r.rollout_id for r in await store.query_rollouts(["queuing"], [rollout.rollout_id])] == [rollout.rollout_id]
-
-
 async def test_pages_are_sorted_and_counted(store: LightningStore, clock: Any) -> None:
     for n in (3, 1, 2):
         clock.now = 1_700_000_000.0 + n
@@ -271,11 +254,6 @@ async def test_waiting_dequeue_gets_work_that_comes_later(store: LightningStore)
     assert claimed.rollout_id == rollout.rollout_id
 
 
-async def test_waiting_dequeue_ends_with_its_time(store: LightningStore) -> None:
-    assert await store.dequeue_rollout(wait=0.01) is None
-    assert await store.dequeue_many_rollouts(limit=2, wait=0.01) == []
-
-
 async def test_each_rollout_goes_to_one_of_many_waiters(store: LightningStore) -> None:
     waiting = [asyncio.create_task(store.dequeue_rollout(wait=30)) for _ in range(20)]
     queued = [await store.enqueue_rollout(n) for n in range(20)]
@@ -297,14 +275,3 @@ async def test_cancelled_waiter_leaves_the_work_to_others(store: LightningStore)
 
     assert claimed is not None
     assert claimed.rollout_id == rollout.rollout_id
-
-
-async def test_rollout_that_left_the_queue_comes_back_at_its_tail(store: LightningStore) -> None:
-    first, second = await store.enqueue_rollout("a"), await store.enqueue_rollout("b")
-
-    await store.update_rollout(first.rollout_id, status="cancelled")
-    assert (await store.statistics())["queue_length"] == 1
-    await store.update_rollout(first.rollout_id, status="queuing")
-
-    claimed = await store.dequeue_many_rollouts(limit=3)
-    assert [rollout.rollout_id for rollout in claimed] == [second.rollout_id, first.rollout_id]

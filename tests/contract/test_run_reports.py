@@ -31,14 +31,6 @@ async def test_run_that_promised_to_report_and_does_not_is_lost(store: Lightning
     assert await seen(store, run) == ("lost", last_report)
 
 
-async def test_run_that_never_reported_is_lost_since_its_start(store: LightningStore, clock: Any) -> None:
-    run = await store.start_run("fit", metadata=PROMISE)
-
-    clock.advance(LOST_SECONDS + 1)
-
-    assert await seen(store, run) == ("lost", run.start_time)
-
-
 async def test_run_that_reports_again_is_running_again(store: LightningStore, clock: Any) -> None:
     run = await store.start_run("fit", metadata=PROMISE)
     clock.advance(LOST_SECONDS + 1)

@@ -60,10 +60,6 @@ def test_steps_are_taken_in_order() -> None:
     assert event.text == "HI"
 
 
-def test_empty_pipeline_lets_everything_pass() -> None:
-    assert list(pipeline()(EVENTS)) == EVENTS
-
-
 @given(st.lists(st.sampled_from([*EVENTS, UserMessage()])), st.integers(0, 5))
 def test_stream_in_pieces_gives_what_the_whole_gives(events: list[AgentEvent], cut: int) -> None:
     flow = pipeline(of_kind("message", "reward"), of_agent("critic-*"))

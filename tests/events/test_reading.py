@@ -125,10 +125,6 @@ def test_unfinished_work_has_only_started() -> None:
     assert kinds(events_of(span(end_time=None))) == ["state.start"]
 
 
-def test_made_up_span_is_no_event() -> None:
-    assert events_of(span("agentlightning.virtual")) == []
-
-
 MODEL_CALL = {
     "gen_ai.prompt.0.role": "user",
     "gen_ai.prompt.0.content": "old question",
@@ -172,11 +168,6 @@ def test_agent_is_the_nearest_around_the_span() -> None:
     events = events_of_spans([inner, middle, outer, span("other", span_id="d")])
 
     assert [event.agent for event in events] == ["critic"] * 6 + [None] * 2
-
-
-def test_circle_of_spans_has_no_agent() -> None:
-    circle = [span(span_id="a", parent_id="b"), span(span_id="b", parent_id="a")]
-    assert {event.agent for event in events_of_spans(circle)} == {None}
 
 
 @pytest.mark.parametrize("is_traced", [True, False])

@@ -21,7 +21,6 @@ from agentlightning.events import (
     StreamMode,
     StreamOptions,
     by_task,
-    current_positions,
     of_kind,
     stream_events,
 )
@@ -166,16 +165,6 @@ async def test_stream_goes_on_where_another_stopped(store: LightningStore) -> No
     assert (texts_of(*before), texts_of(*after)) == (["a", "b"], ["c", "d"])
 
 
-async def test_stream_from_now_on_passes_over_what_was(store: LightningStore) -> None:
-    rollout = await store.start_rollout("a")
-    await say(store, rollout, "old")
-    positions = await current_positions(store)
-    await say(store, rollout, "new")
-
-    async with stream_events(store, options=StreamOptions(positions=positions)) as stream:
-        assert texts_of(await soon(stream)) == ["new"]
-
-
 # ---------------------------------------------------------------------- gaps and losses
 
 
@@ -239,18 +228,6 @@ async def _all(stream: EventStream[Any]) -> list[Any]:
     return [result async for result in stream]
 
 
-async def test_long_history_is_read_in_pages() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("a")
-    await store.add_many_spans([message_span(rollout, str(n), n) for n in range(1201)])
-    await finish(store, rollout)
-
-    got = await _all(stream_events(store, mode="batch", options=only(rollout.rollout_id)))
-
-    assert texts_of(*got) == [str(n) for n in range(1201)]
-    assert {len(batch) for batch in got[:-1]} == {100}
-
-
 async def test_spans_that_were_dropped_are_an_error_event() -> None:
     store = InMemoryLightningStore(eviction_memory_threshold=4000, safe_memory_threshold=2000)
     old = await store.start_rollout("old")
@@ -283,21 +260,6 @@ async def test_realtime_hands_out_span_by_span() -> None:
     assert [[event.kind for event in batch] for batch in got] == [["state.start", "state.complete"]] * 2
 
 
-async def test_batch_waits_until_it_is_full() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("a")
-    await say(store, rollout, "a", "b")
-    options = StreamOptions(batch_size=3, batch_seconds=LONG_SECONDS)
-
-    async with stream_events(store, mode="batch", options=options) as stream:
-        waiting = asyncio.create_task(soon(stream))
-        done, _ = await asyncio.wait([waiting], timeout=0.05)
-        await say(store, rollout, "c", "d")
-        batch = await waiting
-
-    assert (done, texts_of(batch)) == (set(), ["a", "b", "c"])
-
-
 async def test_hybrid_does_not_keep_a_reward_waiting() -> None:
     store = InMemoryLightningStore()
     rollout = await store.start_rollout("a")
@@ -315,32 +277,6 @@ async def test_hybrid_does_not_keep_a_reward_waiting() -> None:
     assert done == set()
     assert [type(event) for event in batch[:1]] == [AgentReply]
     assert isinstance(batch[1], RewardEvent)
-
-
-async def test_positions_count_spans_that_were_filtered_out() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("a")
-    await say(store, rollout, "a", "b", "c")
-    await finish(store, rollout)
-
-    stream = stream_events(store, transform=of_kind("reward"), options=only(rollout.rollout_id))
-
-    assert await _all(stream) == []
-    assert stream.positions == {rollout.rollout_id: 3}
-
-
-async def test_agent_is_known_to_spans_that_follow_its_own() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("a")
-    agent = message_span(rollout, "", 1, name="agent", span_id="a")
-    agent.attributes["agent.name"] = "critic"
-    await store.add_span(agent)
-    await store.add_span(message_span(rollout, "hi", 2, parent_id="a"))
-    await finish(store, rollout)
-
-    *_, last = await _all(stream_events(store, options=only(rollout.rollout_id)))
-
-    assert (last[0].agent, last[0].sender) == ("critic", "critic")
 
 
 # ---------------------------------------------------------------------- handlers and ends

@@ -1,7 +1,6 @@
 """Algorithm and runners as processes around a store server."""
 
 import asyncio
-import gc
 import logging
 import multiprocessing
 import os
@@ -428,14 +427,6 @@ def test_an_algorithm_process_that_ends_badly_is_told(is_killed: bool) -> None:
         a_strategy(main_process="runner").execute(algorithm, working, InMemoryLightningStore())
 
 
-def test_what_the_algorithm_raises_is_raised_and_masks_the_runners() -> None:
-    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-        raise KeyError("algorithm")
-
-    with pytest.raises(KeyError, match="algorithm"):
-        a_strategy(n_runners=3).execute(algorithm, serving, InMemoryLightningStore())
-
-
 def test_a_keyboard_interrupt_is_absorbed_when_all_has_ended() -> None:
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
         raise KeyboardInterrupt
@@ -601,17 +592,6 @@ def test_runners_alone_work_for_a_server_elsewhere(n_runners: int) -> None:
     assert outcomes(store) == [["succeeded"], ["succeeded"]]
 
 
-def test_runners_alone_whose_process_dies_are_told() -> None:
-    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        if worker_id == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    strategy = a_strategy(role="runner", n_runners=2, managed_store=False)
-
-    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*runner-0"):
-        strategy.execute(doing_nothing, runner, InMemoryLightningStore())
-
-
 # ---------------------------------------------------------------------- spawn
 
 
@@ -675,16 +655,6 @@ def test_port_0_is_where_runners_find_the_store(options: dict[str, Any]) -> None
         assert outcomes(store) == [["succeeded"]] * 3
 
 
-def test_port_0_is_let_go_with_the_strategy() -> None:
-    strategy = a_strategy(server_port=0)
-    port = strategy.server_port
-
-    del strategy
-    gc.collect()
-
-    assert can_be_taken(port)
-
-
 # ---------------------------------------------------------------------- the default port
 
 
@@ -718,11 +688,3 @@ def test_runners_find_the_store_where_the_default_port_is_taken(default_port: in
 
     assert strategy.server_port != default_port
     assert can_be_taken(strategy.server_port)
-
-
-def test_a_failure_before_the_store_is_served_lets_the_default_port_go(default_port: int) -> None:
-    strategy = a_strategy(server_port=None, server_host="0.0.0.0")
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="lets other machines in"):
-            strategy.execute(doing_nothing, serving, InMemoryLightningStore())
-        assert strategy.server_port == default_port

@@ -95,29 +95,3 @@ async def test_algorithm_is_left_alone_while_somebody_may_run_its_rollouts(reaso
     await attend(working_on, store, gone=gone)
 
     assert looks >= 5
-
-
-async def test_what_the_algorithm_raises_is_raised() -> None:
-    async def failing(store: LightningStore, event: Any) -> None:
-        raise ValueError("mine")
-
-    with pytest.raises(ValueError, match="mine"):
-        await attend(failing, InMemoryLightningStore())
-
-
-async def test_algorithm_is_cancelled_with_the_one_who_attends_it() -> None:
-    ended = asyncio.Event()
-
-    async def waiting(store: LightningStore, event: Any) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    attending = asyncio.ensure_future(attend(waiting, InMemoryLightningStore(), gone=lambda: False))
-    await asyncio.sleep(0.01)
-    attending.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await attending
-    assert ended.is_set()

@@ -220,22 +220,6 @@ async def test_spans_of_an_agent_left_behind_go_to_no_other_rollout() -> None:
     assert [s.attributes.get("message") for s in spans if "message" in s.attributes] == ["from the living"]
 
 
-async def test_a_result_that_comes_after_the_time_limit_is_no_reward() -> None:
-    leave, done = threading.Event(), threading.Event()
-
-    def answer(task: Any) -> float:
-        leave.wait()
-        done.set()
-        return 1.0
-
-    worked = await work_off(Answering(answer), "bad", config=RolloutConfig(timeout_seconds=0.2))
-    leave.set()
-    done.wait(10)
-
-    assert (await worked.attempt()).status == "timeout"
-    assert await worked.rewards() == []
-
-
 async def test_the_loser_of_a_race_does_not_undo_the_winner() -> None:
     """The store gave the rollout to a second attempt, which won while the first was still running."""
     store = await stocked_store()
@@ -285,29 +269,6 @@ async def test_an_agent_that_forks_a_child_is_done_once() -> None:
     assert await worked.statuses() == ["succeeded"]
     assert await worked.rewards() == [1.0]
     assert left_behind() == []
-
-
-async def test_an_agent_that_returns_a_coroutine_from_a_plain_method_is_told() -> None:
-    async def later() -> float:
-        return 1.0
-
-    forgotten = later()
-    worked = await work_off(Answering(lambda _: forgotten))
-    forgotten.close()
-
-    assert await worked.statuses() == ["failed"]
-    assert "coroutine" in (await worked.error())["message"]
-
-
-async def test_an_agent_that_emits_thousands_of_spans_loses_none() -> None:
-    def answer(_: Any) -> float:
-        for number in range(2000):
-            emit_message(str(number))
-        return 1.0
-
-    worked = await work_off(Answering(answer))
-
-    assert len(await worked.span_names()) == 2001
 
 
 class Refusing(InMemoryLightningStore):

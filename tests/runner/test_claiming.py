@@ -7,9 +7,7 @@ import pytest
 
 from agentlightning.errors import InvalidValue, StoreUnavailable
 from agentlightning.runner import LitAgentRunner
-from agentlightning.runner.attempt import MOST_KNOWN_RESOURCES, KnownResources
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.store.claims import Claim
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Attempt, AttemptedRollout, Hook, NamedResources, PromptTemplate, Rollout, RolloutConfig
 from agentlightning.utils.metrics import MetricsBackend
@@ -58,19 +56,6 @@ async def test_each_rollout_takes_one_operation_of_the_store() -> None:
 
     assert await worked.statuses() == ["succeeded"] * 4
     assert tracker.of(*WORKING) == ["claim_rollouts"] + ["finish_and_claim"] * 3 + ["finish_attempt"]
-
-
-@pytest.mark.parametrize("concurrency", [1, 3])
-async def test_hooks_do_not_keep_a_runner_from_claiming_as_it_finishes(concurrency: int) -> None:
-    store, tracker = await counted_store()
-
-    worked = await work_off(
-        Answering(lambda _: None), *range(6), store=store, hooks=[Hook()], max_concurrency=concurrency
-    )
-
-    assert await worked.statuses() == ["succeeded"] * 6
-    assert len(tracker.of("finish_and_claim")) >= 6 - 2 * concurrency
-    assert tracker.of("dequeue_rollout", "dequeue_many_rollouts", "get_resources_by_id") == []
 
 
 async def test_every_rollout_has_resources_of_its_own_in_their_latest_version() -> None:
@@ -206,22 +191,6 @@ async def test_a_silent_agent_is_alive_while_its_runner_beats(concurrency: int) 
 
     assert await worked.statuses() == ["succeeded"] * concurrency
     assert [len(await store.query_attempts(rollout_id)) for rollout_id in worked.rollout_ids] == [1] * concurrency
-
-
-async def test_known_resources_are_few_and_the_latest() -> None:
-    store = InMemoryLightningStore()
-    known = KnownResources()
-    for number in range(MOST_KNOWN_RESOURCES + 2):
-        await store.update_resources(f"rs-{number}", RESOURCES)
-        await store.enqueue_rollout(number)
-    claims = [(await store.claim_rollouts())[0] for _ in range(MOST_KNOWN_RESOURCES + 2)]
-
-    found = [known.of(claim) for claim in claims]
-
-    assert found == [RESOURCES] * (MOST_KNOWN_RESOURCES + 2)
-    assert known.versions == [(f"rs-{number}", 1) for number in range(2, MOST_KNOWN_RESOURCES + 2)]
-    assert known.of(Claim(claims[0].rollout, ("rs-0", 1))) is None
-    assert known.of(Claim(claims[0].rollout, ("rs-5", 1))) == RESOURCES
 
 
 async def test_a_stopped_runner_claims_nothing_as_it_finishes() -> None:

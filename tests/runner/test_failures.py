@@ -1,7 +1,5 @@
 """Failures of agents: which are of one kind, what is kept of them, and how they are logged."""
 
-import logging
-import pickle
 from typing import Any
 
 import pytest
@@ -85,21 +83,3 @@ def test_later_failures_of_a_kind_are_one_line_a_second_with_their_count(
         "Rollout ro-3 failed as before (4 times now): KeyError: 'nmae'",
     ]
     assert [bool(record.exc_info) for record in caplog.records] == [True, False]
-
-
-def test_a_log_of_failures_travels_to_another_process_as_new(caplog: pytest.LogCaptureFixture) -> None:
-    log = FailureLog(logging.WARNING)
-    log.add("ro-0", raised(KeyError("nmae")))
-
-    pickle.loads(pickle.dumps(log)).add("ro-1", raised(KeyError("nmae")))
-
-    assert [(record.levelno, bool(record.exc_info)) for record in caplog.records] == [(logging.WARNING, True)] * 2
-
-
-def test_a_log_keeps_a_limited_number_of_kinds() -> None:
-    log = FailureLog(logging.DEBUG)
-
-    for number in range(failures.MOST_KINDS + 5):
-        log.add("ro-0", raised(ValueError("x" * number)))
-
-    assert len(log._seen) == failures.MOST_KINDS

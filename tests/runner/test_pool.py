@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.emitter import emit_reward
 from agentlightning.errors import StoreUnavailable
 from agentlightning.runner import LitAgentRunner, attempt, pool
-from agentlightning.runner.agent import SHORTEST_POLL_SECONDS
 from agentlightning.runner.pool import FIRST_ANSWER_SECONDS, ClaimAhead
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import OtelTracer
@@ -41,12 +39,6 @@ class Away(Slow):
     async def return_claims(self, *args: Any, **kwargs: Any) -> Any:
         self.asked += 1
         raise StoreUnavailable("away")
-
-
-class Unable(Slow):
-    """A store that lacks the operation."""
-
-    return_claims = LightningStore.return_claims
 
 
 async def stocked(store: InMemoryLightningStore, count: int) -> Any:
@@ -99,22 +91,6 @@ async def test_next_agents_begin_while_attempts_are_finished_and_never_too_many(
     assert await worked.statuses() == ["succeeded"] * count
     assert [await worked.rewards(number) for number in range(count)] == [[float(number)] for number in range(count)]
     assert [len(await store.query_attempts(rollout_id)) for rollout_id in worked.rollout_ids] == [1] * count
-
-
-async def test_a_store_that_takes_nothing_back_is_not_asked_for_more_than_there_are_places() -> None:
-    store = await stocked(Unable(), 0)
-    most = 0
-
-    async def looking(_: Any) -> None:
-        nonlocal most
-        found = await counts(store)
-        most = max(most, found.get("preparing", 0) + found.get("running", 0))
-        await asyncio.sleep(0.005)
-
-    worked = await work_off(Awaiting(looking), *range(30), store=store, max_concurrency=SIZE)
-
-    assert await worked.statuses() == ["succeeded"] * 30
-    assert most == SIZE
 
 
 class Generous(InMemoryLightningStore):
@@ -192,38 +168,6 @@ async def test_claims_behind_agents_that_suddenly_take_long_go_to_another_runner
         await asyncio.wait_for(running, PATIENCE_SECONDS)
 
     assert await counts(store) == {"succeeded": 60}
-
-
-class SlowlyTaking(Slow):
-    """Takes long to take claims back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_asked, self.may_go = asyncio.Event(), asyncio.Event()
-
-    async def return_claims(self, *args: Any, **kwargs: Any) -> Any:
-        self.is_asked.set()
-        await self.may_go.wait()
-        return await super().return_claims(*args, **kwargs)
-
-
-async def test_what_is_being_given_back_counts_again_for_a_runner_with_nothing_else_to_do() -> None:
-    most = 30 + SIZE + 2
-    store, stuck = await stocked(SlowlyTaking(), 60), Stuck(30)
-    runner = make_runner(max_rollouts=most)
-
-    async def has_nothing_to_do() -> bool:
-        return (await counts(store)).get("succeeded") == 30 + SIZE
-
-    with runner.run_context(agent=Awaiting(stuck), store=store):
-        running = asyncio.create_task(runner.iter())
-        await asyncio.wait_for(store.is_asked.wait(), PATIENCE_SECONDS)
-        stuck.may_go.set()
-        await until(has_nothing_to_do)
-        asyncio.get_running_loop().call_later(0.05, store.may_go.set)
-        await asyncio.wait_for(running, PATIENCE_SECONDS)
-
-    assert await counts(store) == {"succeeded": most, "queuing": 60 - most}
 
 
 async def test_what_cannot_be_given_back_is_run_here(caplog: pytest.LogCaptureFixture) -> None:
@@ -305,23 +249,6 @@ async def test_a_runner_that_is_cancelled_leaves_a_store_that_is_gone(monkeypatc
     assert running.cancelled()
 
 
-async def test_a_runner_ends_though_the_store_takes_nothing_back() -> None:
-    store, stuck = await stocked(Away(), 60), Stuck(30)
-    runner = make_runner()
-
-    with runner.run_context(agent=Awaiting(stuck), store=store):
-        running = await until_it_holds(runner, stuck)
-        runner.stop()
-        stuck.may_go.set()
-        await asyncio.wait_for(running, PATIENCE_SECONDS)
-
-    found = await counts(store)
-    assert found.get("preparing", 0) > 0
-    assert found["succeeded"] >= 30 + SIZE
-    assert sum(found.values()) == 60
-    assert set(found) <= {"succeeded", "preparing", "queuing"}
-
-
 async def test_a_pause_gives_back_what_waits_and_begins_with_nothing() -> None:
     store, stuck = await stocked(Slow(), 60), Stuck(30)
     runner = make_runner(max_rollouts=60)
@@ -339,22 +266,6 @@ async def test_a_pause_gives_back_what_waits_and_begins_with_nothing() -> None:
         await asyncio.wait_for(running, PATIENCE_SECONDS)
 
     assert await counts(store) == {"succeeded": 60}
-
-
-async def test_an_agent_that_begins_as_another_ends_is_not_in_its_trace() -> None:
-    store = await stocked(Slow(), 0)
-
-    async def rewarding(task: Any) -> None:
-        emit_reward(float(task))
-        await asyncio.sleep(0.005)
-
-    worked = await work_off(Awaiting(rewarding), *range(40), store=store, max_concurrency=SIZE)
-
-    assert [await worked.rewards(number) for number in range(40)] == [[float(number)] for number in range(40)]
-    spans = [span for rollout_id in worked.rollout_ids for span in await store.query_spans(rollout_id)]
-    assert len({span.trace_id for span in spans}) == 40
-    own = {span.rollout_id: {each.span_id for each in spans if each.rollout_id == span.rollout_id} for span in spans}
-    assert all(span.parent_id is None or span.parent_id in own[span.rollout_id] for span in spans)
 
 
 async def test_one_place_means_strictly_one_after_the_other() -> None:
@@ -417,23 +328,3 @@ def test_claims_ahead_are_what_is_used_up_while_the_store_answers(
         ahead.note_answer(answer_seconds)
 
     assert ahead.count(64) == count
-
-
-async def test_a_runner_that_may_ask_all_the_time_does_not() -> None:
-    asked = 0
-
-    class Counted(InMemoryLightningStore):
-        async def claim_rollouts(self, **options: Any) -> Any:
-            nonlocal asked
-            asked += 1
-            return await super().claim_rollouts(**options)
-
-    runner, clock = make_runner(poll_interval=0.0), asyncio.get_running_loop().time
-    with runner.run_context(agent=Awaiting(asyncio.sleep), store=await stocked(Counted(), 0)):
-        began, running = clock(), asyncio.create_task(runner.iter())
-        await until(lambda: asked >= 5)
-        asks, took = asked, clock() - began
-        runner.stop()
-        await asyncio.wait_for(running, PATIENCE_SECONDS)
-
-    assert asks <= took / SHORTEST_POLL_SECONDS + 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentlightning.emitter import emit_message
-from agentlightning.errors import ConfigurationError, InvalidTransition, StoreUnavailable
+from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.execution import ThreadingEvent
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStoreThreaded
@@ -128,24 +128,6 @@ async def test_hooks_get_the_spans_of_their_own_rollout() -> None:
     assert seen == {number: [str(number)] for number in range(20)}
 
 
-async def test_one_slow_rollout_does_not_hold_up_the_others() -> None:
-    leave = asyncio.Event()
-    done: list[Any] = []
-
-    async def answer(task: Any) -> float:
-        if task == "slow":
-            await asyncio.wait_for(leave.wait(), PATIENCE_SECONDS)
-        done.append(task)
-        if len(done) == 20:
-            leave.set()
-        return 1.0
-
-    worked = await work_off(Awaiting(answer), "slow", *range(20), max_concurrency=4)
-
-    assert done[-1] == "slow"
-    assert set(await worked.statuses()) == {"succeeded"}
-
-
 # ---------------------------------------------------------------------- pausing and stopping
 
 
@@ -206,20 +188,6 @@ async def test_a_runner_that_stopped_can_be_used_again() -> None:
     assert runner.state is LifecycleState.STOPPED
 
 
-async def test_a_runner_may_iterate_once_at_a_time() -> None:
-    runner = quick_runner()
-    event = ThreadingEvent()
-
-    with runner.run_context(agent=Answering(lambda _: 1.0), store=await stocked_store()):
-        work = asyncio.create_task(runner.iter(event=event))
-        await until(lambda: runner.state is LifecycleState.RUNNING)
-        with pytest.raises(InvalidTransition):
-            await runner.iter(event=event)
-        assert runner.state is LifecycleState.RUNNING
-        event.set()
-        await asyncio.wait_for(work, PATIENCE_SECONDS)
-
-
 @pytest.mark.parametrize("poll_interval", [0.05, 60.0])
 async def test_an_idle_runner_stops_soon_when_it_is_told(poll_interval: float) -> None:
     event = ThreadingEvent()
@@ -273,11 +241,6 @@ async def test_a_runner_that_is_cancelled_gives_up_its_attempts(concurrency: int
     attempts = [await store.get_latest_attempt(r.rollout_id) for r in await store.query_rollouts()]
     assert [attempt and attempt.status for attempt in attempts] == ["unresponsive"] * concurrency
     assert work.cancelled()
-
-
-async def test_idle_threads_end_with_the_runner() -> None:
-    await work_off(Answering(lambda _: 1.0), *range(8), max_concurrency=4)
-    await until(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("agent-")])
 
 
 async def test_an_outage_of_the_store_is_ridden_out() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from agentlightning.emitter import emit_message, emit_reward, find_final_reward, get_rewards_from_span
+from agentlightning.emitter import emit_message, find_final_reward, get_rewards_from_span
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import LightningStore
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
@@ -176,20 +176,6 @@ async def test_a_hint_comes_once_for_each_type_of_output(caplog: pytest.LogCaptu
     ]
 
 
-async def test_no_hint_comes_where_the_agent_recorded_a_reward(caplog: pytest.LogCaptureFixture) -> None:
-    class JudgedAnswer(str):
-        pass
-
-    def answer(_: Any) -> str:
-        emit_reward(0.5)
-        return JudgedAnswer("x")
-
-    worked = await work_off(Answering(answer))
-
-    assert "JudgedAnswer" not in caplog.text
-    assert ((await worked.rollout()).output, await worked.rewards()) == ("x", [0.5])
-
-
 @pytest.mark.parametrize("is_async", [False, True], ids=["generator", "async_generator"])
 async def test_an_agent_that_yields_is_told(is_async: bool) -> None:
     async def later() -> Any:
@@ -199,13 +185,6 @@ async def test_an_agent_that_yields_is_told(is_async: bool) -> None:
 
     assert await worked.statuses() == ["failed"]
     assert "generator that has not run" in (await worked.error())["message"]
-
-
-async def test_a_single_span_is_stored(any_tracer: Tracer) -> None:
-    worked = await work_off(Answering(lambda _: core_span("one")), tracer=any_tracer)
-
-    assert await worked.span_names() == ["one"]
-    assert (await worked.rollout()).output is None
 
 
 async def test_a_success_without_an_output_takes_that_of_an_earlier_attempt_away() -> None:
@@ -218,17 +197,6 @@ async def test_a_success_without_an_output_takes_that_of_an_earlier_attempt_away
         await again.iter()
 
     assert ((await worked.rollout()).status, (await worked.rollout()).output) == ("succeeded", None)
-
-
-async def test_a_failure_leaves_the_output_of_an_earlier_attempt() -> None:
-    worked = await work_off(Answering(lambda _: "first"))
-    await worked.store.update_rollout(worked.rollout_ids[0], status="queuing")
-
-    again: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_interval=0)
-    with again.run_context(agent=Answering(lambda _: [][0]), store=worked.store):
-        await again.iter()
-
-    assert ((await worked.rollout()).status, (await worked.rollout()).output) == ("failed", "first")
 
 
 async def test_an_empty_list_succeeds_with_a_warning(any_tracer: Tracer, caplog: pytest.LogCaptureFixture) -> None:
@@ -286,27 +254,6 @@ async def test_returned_otel_spans_that_were_traced_are_stored_once(kind: str) -
     assert sorted(await worked.span_names()) == ["core", "mine"]
 
 
-async def test_what_an_emitter_returned_is_stored_once(any_tracer: Tracer) -> None:
-    if isinstance(any_tracer, OldTracer):
-        pytest.skip("an emitter needs a tracer that records")
-
-    worked = await work_off(Answering(lambda _: [emit_reward(0.5)]), tracer=any_tracer)
-
-    assert await worked.statuses() == ["succeeded"]
-    assert await worked.rewards() == [0.5]
-
-
-async def test_an_emitted_and_a_returned_reward_are_both_there_and_the_returned_one_is_final() -> None:
-    def answer(_: Any) -> float:
-        emit_reward(0.1)
-        return 0.9
-
-    worked = await work_off(Answering(answer))
-
-    assert await worked.rewards() == [0.1, 0.9]
-    assert find_final_reward(list(await worked.store.query_spans(worked.rollout_ids[0]))) == 0.9
-
-
 @pytest.mark.parametrize("other", [0.5, "text", {"name": "span"}, None], ids=repr)
 async def test_a_list_of_spans_and_others_fails_the_attempt_in_words(other: Any) -> None:
     worked = await work_off(Answering(lambda _: [core_span("one"), other]))
@@ -315,22 +262,6 @@ async def test_a_list_of_spans_and_others_fails_the_attempt_in_words(other: Any)
     assert "one" not in await worked.span_names()
     error = await worked.error()
     assert (error["type"], "such a list may hold spans only" in error["message"]) == ("ValueError", True)
-
-
-async def test_emitted_spans_are_stored_once_and_in_order(any_tracer: Tracer) -> None:
-    if isinstance(any_tracer, OldTracer):
-        pytest.skip("an emitter needs a tracer that records")
-
-    def answer(_: Any) -> float:
-        for number in range(20):
-            emit_message(f"message {number}")
-        return 1.0
-
-    worked = await work_off(Answering(answer), tracer=any_tracer)
-
-    spans = await worked.store.query_spans(worked.rollout_ids[0])
-    assert [span.sequence_id for span in spans] == sorted({span.sequence_id for span in spans})
-    assert len(spans) == 21
 
 
 async def test_a_tracer_that_fails_fails_the_attempt(caplog: pytest.LogCaptureFixture) -> None:
@@ -364,16 +295,3 @@ async def test_every_attempt_of_a_retried_rollout_has_its_own_spans() -> None:
     assert (first.status, second.status) == ("failed", "succeeded")
     assert len(await worked.store.query_spans(worked.rollout_ids[0], first.attempt_id)) == 2  # the exception too
     assert await worked.rewards() == [1.0]
-
-
-async def test_metadata_that_only_look_like_a_task_s_leave_the_input_alone() -> None:
-    store = await stocked_store()
-    rollout = await store.enqueue_rollout("plain", metadata={"agentlightning.task": 5})
-    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_interval=0)
-
-    with runner.run_context(agent=Answering(lambda task: type(task).__name__), store=store):
-        await runner.iter()
-
-    finished = await store.get_rollout_by_id(rollout.rollout_id)
-    assert finished is not None
-    assert finished.output == "str"

@@ -83,15 +83,6 @@ async def test_a_rollout_that_is_gone_after_its_step_is_an_error() -> None:
         await runner.step("task")
 
 
-async def test_step_impl_returns_the_id_whatever_happens() -> None:
-    store = InMemoryLightningStore()
-    started = await store.start_rollout("task")
-    runner = a_runner()
-
-    with runner.run_context(agent=Answering(lambda _: None), store=store):
-        assert await runner._step_impl(started) == started.rollout_id
-
-
 def test_a_step_may_be_run_without_an_event_loop() -> None:
     store = asyncio.run(stocked_store())
     runner = a_runner()
@@ -109,19 +100,6 @@ async def test_a_step_may_be_run_inside_an_event_loop_too() -> None:
     runner = a_runner()
     with runner.run_context(agent=Answering(lambda _: 1.0), store=await stocked_store()):
         assert runner.step_sync("task").status == "succeeded"
-
-
-def test_a_blocking_step_raises_what_the_agent_raised() -> None:
-    async def answer(_: Any) -> None:
-        raise ValueError("no")
-
-    runner = a_runner()
-
-    with (
-        runner.run_context(agent=Awaiting(answer), store=asyncio.run(stocked_store())),
-        pytest.raises(ValueError, match="no"),
-    ):
-        runner.step_sync("task")
 
 
 async def test_steps_may_run_together() -> None:
@@ -258,20 +236,3 @@ def test_a_teardown_that_fails_is_logged(fails_at: str, message: str, caplog: py
 
     assert order[-2:] == ["teardown_worker", "teardown"]
     assert message in caplog.text
-
-
-def test_what_the_body_raises_comes_through_teardowns_that_fail() -> None:
-    with pytest.raises(KeyError, match="body"):
-        use(Noting("teardown"), error=KeyError("body"))
-
-
-async def test_the_base_of_runners_promises_nothing() -> None:
-    runner: Runner[Any] = Runner()
-
-    for call in (lambda: runner.init(LitAgent()), lambda: runner.teardown(), lambda: runner.teardown_worker(0)):
-        with pytest.raises(NotImplementedError):
-            call()
-    with pytest.raises(NotImplementedError):
-        await runner.iter()
-    with pytest.raises(NotImplementedError):
-        await runner.step("task")

@@ -1,7 +1,6 @@
 """Stores that know a part of the contract: those written for release 0.2, and subclasses that change an operation."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from agentlightning.store import (
     LightningStoreServer,
     LightningStoreThreaded,
     SqliteLightningStore,
-    foreign,
 )
 from agentlightning.store.base import UNSET
 from agentlightning.store.foreign import ForeignStore, adapted
@@ -185,14 +183,6 @@ async def test_a_foreign_store_is_called_as_release_0_2_called_it(
     assert recorder.calls == [(name, *expected)]
 
 
-async def test_an_otel_span_is_passed_by_position() -> None:
-    recorder, span = Recorder(), object()
-
-    await LightningStoreThreaded(recorder).add_otel_span("r", "a", span)  # type: ignore[arg-type]
-
-    assert recorder.calls == [("add_otel_span", ("r", "a", span, None), {})]
-
-
 # ---------------------------------------------------------------------- which stores are foreign
 
 
@@ -315,13 +305,6 @@ async def test_returned_claims_are_in_the_queue_again(store: LightningStore) -> 
     assert again.rollout_id == claimed.rollout_id
 
 
-async def test_starting_names_the_worker(store: LightningStore) -> None:
-    started = await store.start_rollout("a", worker_id="w")
-    again = await store.start_attempt(started.rollout_id, worker_id="v")
-
-    assert [started.attempt.worker_id, again.attempt.worker_id] == ["w", "v"]
-
-
 def span_of(rollout: AttemptedRollout, name: str) -> Span:
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     return Span.from_attributes(attributes={}, name=name, **ids)  # type: ignore[arg-type] # all are texts
@@ -342,21 +325,6 @@ async def test_last_spans_and_the_output_are_kept_with_the_attempt(
     assert [(span.name, span.sequence_id) for span in await store.query_spans(ids[0])] == [("one", 1), ("two", 2)]
 
 
-async def test_an_output_goes_to_a_rollout_that_has_a_place_for_it() -> None:
-    class Changed(InMemoryLightningStore):
-        async def update_attempt(self, *args: Any, **kwargs: Any) -> Attempt:
-            return await super().update_attempt(*args, **kwargs)
-
-    store = adapted(Changed())
-    rollout = await store.start_rollout("a")
-
-    await store.finish_attempt(rollout.rollout_id, rollout.attempt.attempt_id, "succeeded", output="text")
-
-    finished = await store.get_rollout_by_id(rollout.rollout_id)
-    assert finished is not None
-    assert (finished.status, finished.output) == ("succeeded", "text")
-
-
 async def test_attempts_of_a_lost_worker_are_ended(store: LightningStore) -> None:
     lost, other = await store.start_rollout("a", worker_id="w"), await store.start_rollout("b", worker_id="v")
 
@@ -366,15 +334,6 @@ async def test_attempts_of_a_lost_worker_are_ended(store: LightningStore) -> Non
     assert ended.status == "unresponsive"
     assert "it died" in str(ended.metadata)
     assert (await store.query_attempts(other.rollout_id))[0].status == "preparing"
-
-
-async def test_resources_are_merged(store: LightningStore) -> None:
-    await store.update_resources("mine", {"a": PROMPT})
-    await store.update_resources("mine", {"b": PROMPT}, merge=True)
-
-    latest = await store.get_latest_resources()
-    assert latest is not None
-    assert set(latest.resources) == {"a", "b"}
 
 
 async def test_runs_and_metrics_are_kept_beside_the_store(store: LightningStore) -> None:
@@ -416,19 +375,6 @@ async def test_queries_select_what_the_store_cannot(
         await store.query_rollouts(sort_by="nonsense")
 
 
-async def test_attempts_and_spans_are_paged_in_their_order(store: LightningStore) -> None:
-    rollout = await store.start_rollout("a")
-    for _ in range(3):
-        await store.start_attempt(rollout.rollout_id)
-    await store.add_many_spans([span_of(rollout, "b"), span_of(rollout, "a")])
-
-    page = await store.query_attempts(rollout.rollout_id, sort_order="desc", offset=1, limit=2)
-    named = await store.query_spans(rollout.rollout_id, rollout.attempt.attempt_id, name="a")
-
-    assert ([attempt.sequence_id for attempt in page], page.total) == ([3, 2], 4)
-    assert [span.name for span in named] == ["a"]
-
-
 # ---------------------------------------------------------------------- calls that come twice
 
 
@@ -459,32 +405,6 @@ async def test_a_repeated_call_acts_once(store: LightningStore, operation: str, 
     assert len(points) == (operation == "add_metrics")
 
 
-async def test_a_span_that_comes_again_is_dropped() -> None:
-    class KeepsRepeats(OldStore):
-        added = 0
-
-        async def add_span(self, span: Span) -> Span:
-            self.added += 1
-            return span
-
-    inner = KeepsRepeats()
-    store = adapted(inner)
-    span = span_of(await store.start_rollout("a"), "s")
-
-    answers = [await store.add_span(span) for _ in range(2)]
-
-    assert (answers, inner.added) == ([span, None], 1)
-
-
-async def test_claims_under_one_id_are_each_workers_own(store: LightningStore) -> None:
-    for number in range(2):
-        await store.enqueue_rollout(number)
-
-    claimed = [await store.dequeue_rollout(worker, claim_id="c") for worker in ("a", "b", "a")]
-
-    assert [rollout.input for rollout in claimed if rollout is not None] == [0, 1, 0]
-
-
 async def test_a_call_repeated_while_the_first_is_cancelled_is_answered(store: LightningStore) -> None:
     first, again = [asyncio.ensure_future(store.dequeue_rollout(wait=60.0, claim_id="c")) for _ in range(2)]
     await asyncio.sleep(0)
@@ -496,58 +416,3 @@ async def test_a_call_repeated_while_the_first_is_cancelled_is_answered(store: L
     claimed = await asyncio.wait_for(again, 30)
     assert claimed is not None
     assert claimed.input == "a"
-
-
-async def test_a_call_that_nobody_waits_for_claims_nothing(store: LightningStore) -> None:
-    waiting = asyncio.ensure_future(store.dequeue_rollout(wait=60.0, claim_id="c"))
-    await asyncio.sleep(0)
-
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await store.enqueue_rollout("a")
-    await asyncio.sleep(2 * foreign.POLL_SECONDS)
-
-    assert len(await store.query_rollouts(status_in=["queuing"])) == 1
-
-
-async def test_remembered_answers_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
-    monkeypatch.setattr(foreign, "MOST_CALLS", 5)
-    store = ForeignStore(OldStore(), clock)
-
-    for number in range(20):
-        await store.enqueue_rollout(number, rollout_id=f"ro-{number}")
-    clock.advance(601)
-    await store.enqueue_rollout(19, rollout_id="ro-19")
-
-    assert len(await store.query_rollouts()) == 21
-    assert len(store._calls) <= 6
-
-
-# ---------------------------------------------------------------------- threads
-
-
-def test_threads_never_meet_inside_a_store_that_is_not_safe() -> None:
-    class Unsafe(OldStore):
-        inside = most = 0
-
-        async def enqueue_rollout(self, *args: Any, **kwargs: Any) -> Rollout:
-            self.inside += 1
-            self.most = max(self.most, self.inside)
-            for _ in range(5):
-                await asyncio.sleep(0)
-            self.inside -= 1
-            return await super().enqueue_rollout(*args, **kwargs)
-
-    inner = Unsafe()
-    store = adapted(inner)
-
-    async def work() -> None:
-        await asyncio.gather(*(store.enqueue_rollout(number) for number in range(5)))
-
-    threads = [threading.Thread(target=asyncio.run, args=(work(),)) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert inner.most == 1

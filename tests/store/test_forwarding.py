@@ -76,16 +76,6 @@ def test_a_store_that_is_safe_already_needs_no_lock() -> None:
     assert LightningStoreThreaded(Slow()).capabilities["thread_safe"]
 
 
-def test_base_store_declares_and_does_nothing() -> None:
-    store = LightningStore()
-
-    assert store.capabilities == {"thread_safe": False, "async_safe": False, "zero_copy": False, "otlp_traces": False}
-    with pytest.raises(NotImplementedError):
-        asyncio.run(store.dequeue_rollout())
-    with pytest.raises(NotImplementedError):
-        store.otlp_traces_endpoint()
-
-
 @pytest.fixture
 def blocking() -> Any:
     store = BlockingStore(InMemoryLightningStore())
@@ -107,10 +97,6 @@ def test_blocking_store_raises_what_the_store_raises(blocking: Any) -> None:
         blocking.update_rollout("nope", status="failed")
     with pytest.raises(AttributeError, match="no operation 'explode'"):
         blocking.explode()
-
-
-async def test_blocking_store_works_inside_a_running_loop(blocking: Any) -> None:
-    assert blocking.enqueue_rollout("a").input == "a"
 
 
 def test_blocking_store_that_is_closed_says_so_to_whoever_waits_and_whoever_asks(blocking: Any) -> None:
@@ -137,8 +123,3 @@ def test_blocking_subscription_is_an_iterator(blocking: Any) -> None:
     blocking.enqueue_rollout("b", rollout_id="r-2")
 
     assert [next(notices).rollout_id for _ in range(2)] == ["r-1", "r-2"]
-
-
-def test_blocking_store_lists_its_operations(blocking: Any) -> None:
-    assert {"enqueue_rollout", "query_spans", "subscribe"} <= set(dir(blocking))
-    assert "Claim the head of the queue" in blocking.dequeue_rollout.__doc__

@@ -1,22 +1,16 @@
 """The rules of a rollout's life, as tables; time is an argument, so nothing waits."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.store.lifecycle import (
-    ATTEMPT_STATUSES,
     DUE_NOW,
     ROLLOUT_STATUSES,
-    attempt_end_time,
     attempt_status_after_span,
     due_time,
-    is_finished,
-    is_lost,
-    is_queuing,
-    is_running,
     is_silent,
     loss_of,
     overdue_status,
@@ -46,45 +40,7 @@ def rollout(status: RolloutStatus = "running", **config: Any) -> Rollout:
     return Rollout(rollout_id="ro-1", input=None, start_time=START, status=status, config=RolloutConfig(**config))
 
 
-# ---------------------------------------------------------------------- kinds of status
-
-
-def test_every_status_is_listed_in_the_order_of_its_type() -> None:
-    assert get_args(RolloutStatus) == ROLLOUT_STATUSES
-    assert get_args(AttemptStatus) == ATTEMPT_STATUSES
-
-
-@pytest.mark.parametrize(
-    ("status", "kinds"),
-    [
-        ("queuing", (True, False, False)),
-        ("requeuing", (True, False, False)),
-        ("preparing", (False, True, False)),
-        ("running", (False, True, False)),
-        ("failed", (False, False, True)),
-        ("succeeded", (False, False, True)),
-        ("cancelled", (False, False, True)),
-    ],
-)
-def test_rollout_is_queuing_or_running_or_finished(status: RolloutStatus, kinds: tuple[bool, bool, bool]) -> None:
-    subject = rollout(status)
-
-    assert (is_queuing(subject), is_running(subject), is_finished(subject)) == kinds
-
-
 # ---------------------------------------------------------------------- from the attempt to the rollout
-
-
-@pytest.mark.parametrize("status", ["preparing", "running", "succeeded"])
-def test_attempt_that_goes_well_gives_the_rollout_its_status(status: AttemptStatus) -> None:
-    config = RolloutConfig(max_attempts=9, retry_condition=list(ATTEMPT_STATUSES))
-
-    assert rollout_status_from_attempt(attempt(status), config) == status
-
-
-@pytest.mark.parametrize("status", BROKEN)
-def test_broken_attempt_fails_the_rollout_unless_asked_otherwise(status: AttemptStatus) -> None:
-    assert rollout_status_from_attempt(attempt(status), RolloutConfig(max_attempts=9)) == "failed"
 
 
 @pytest.mark.parametrize("status", BROKEN)
@@ -117,14 +73,6 @@ def test_attempt_with_a_foreign_status_decides_nothing(status: str) -> None:
         rollout_status_from_attempt(strange, RolloutConfig())
 
 
-@pytest.mark.parametrize(
-    ("status", "end_time"),
-    [("preparing", None), ("running", None), *((status, 7.5) for status in [*BROKEN, "succeeded"])],
-)
-def test_attempt_ends_when_it_no_longer_works(status: AttemptStatus, end_time: float | None) -> None:
-    assert attempt_end_time(status, 7.5) == end_time
-
-
 # ---------------------------------------------------------------------- spans as signs of life
 
 
@@ -144,24 +92,6 @@ def test_span_moves_an_attempt_that_is_not_over(status: AttemptStatus, after: At
 
 
 @pytest.mark.parametrize(
-    ("rollout_status", "after"),
-    [
-        ("queuing", "running"),
-        ("requeuing", "running"),
-        ("preparing", "running"),
-        ("running", "running"),
-        ("failed", "unresponsive"),
-        ("succeeded", "unresponsive"),
-        ("cancelled", "unresponsive"),
-    ],
-)
-def test_unresponsive_attempt_is_revived_unless_its_rollout_is_over(
-    rollout_status: RolloutStatus, after: AttemptStatus
-) -> None:
-    assert attempt_status_after_span(attempt("unresponsive"), rollout(rollout_status)) == after
-
-
-@pytest.mark.parametrize(
     ("status", "after"),
     [
         ("preparing", "running"),
@@ -177,14 +107,6 @@ def test_span_of_a_running_attempt_moves_a_rollout_that_is_not_over(
     status: RolloutStatus, after: RolloutStatus
 ) -> None:
     assert rollout_status_after_span(rollout(status), "running") == after
-
-
-@pytest.mark.parametrize("attempt_status", ["timeout", "failed", "succeeded", "unresponsive"])
-@pytest.mark.parametrize("status", ["requeuing", "failed", "succeeded"])
-def test_span_of_an_attempt_that_is_over_leaves_the_rollout_alone(
-    status: RolloutStatus, attempt_status: AttemptStatus
-) -> None:
-    assert rollout_status_after_span(rollout(status), attempt_status) == status
 
 
 # ---------------------------------------------------------------------- the end of patience
@@ -243,25 +165,6 @@ def test_attempt_that_has_ended_keeps_its_status_however_late(status: AttemptSta
 
 
 @pytest.mark.parametrize(
-    ("config", "heartbeat", "due"),
-    [
-        pytest.param({}, None, None, id="endless-patience"),
-        pytest.param(TIMEOUT, None, START + 10, id="timeout"),
-        pytest.param(TIMEOUT, START + 3, START + 10, id="timeout-whatever-the-heartbeat"),
-        pytest.param(SILENCE, None, START + 5, id="silence-from-the-start"),
-        pytest.param(SILENCE, START + 3, START + 8, id="silence-since-the-heartbeat"),
-        pytest.param({**TIMEOUT, **SILENCE}, START + 3, START + 8, id="silence-comes-first"),
-        pytest.param({**TIMEOUT, **SILENCE}, START + 9, START + 10, id="timeout-comes-first"),
-        pytest.param({"timeout_seconds": 0.0}, None, START, id="no-patience-at-all"),
-    ],
-)
-def test_running_attempt_is_due_at_the_earliest_limit(
-    config: dict[str, float], heartbeat: float | None, due: float | None
-) -> None:
-    assert due_time(rollout(**config), attempt("running", heartbeat)) == due
-
-
-@pytest.mark.parametrize(
     "subject",
     [attempt("failed"), attempt("succeeded"), attempt("preparing", heartbeat=START)],
     ids=["failed", "succeeded", "heartbeat-without-a-span"],
@@ -273,10 +176,6 @@ def test_attempt_the_rollout_has_not_heard_of_is_due_now(subject: Attempt) -> No
 @pytest.mark.parametrize("status", [status for status in ROLLOUT_STATUSES if status not in ("preparing", "running")])
 def test_rollout_nobody_works_on_is_never_due(status: RolloutStatus) -> None:
     assert due_time(rollout(status, **TIMEOUT), attempt("running")) is None
-
-
-def test_rollout_without_an_attempt_is_never_due() -> None:
-    assert due_time(rollout(**TIMEOUT), None) is None
 
 
 SECONDS = st.integers(min_value=0, max_value=10_000)
@@ -320,19 +219,6 @@ def test_fourth_loss_counts_as_a_try() -> None:
     assert rollout_status_from_attempts(attempts, RolloutConfig()) == "failed"
     assert rollout_status_from_attempts(attempts, patient) == "requeuing"
     assert rollout_status_from_attempts([*attempts, lost(5)], patient) == "failed"
-
-
-@pytest.mark.parametrize("status", BROKEN)
-def test_attempt_that_was_not_lost_is_judged_as_ever(status: AttemptStatus) -> None:
-    broken = attempt(status)
-
-    for config in (RolloutConfig(), RolloutConfig(max_attempts=2, retry_condition=[status])):
-        assert rollout_status_from_attempts([broken], config) == rollout_status_from_attempt(broken, config)
-
-
-@pytest.mark.parametrize("error", [None, "WorkerLost", {"type": "ValueError"}, {}], ids=str)
-def test_silence_without_the_mark_is_no_loss(error: Any) -> None:
-    assert not is_lost(attempt("unresponsive").model_copy(update={"metadata": {"error": error}}))
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,10 @@ from pydantic import BaseModel
 
 from agentlightning.errors import ConfigurationError, SpansEvicted, StoreUnavailable
 from agentlightning.store import memory
-from agentlightning.store.local import Call
 from agentlightning.store.memory import InMemoryLightningStore, estimate_model_size
 from agentlightning.store.notices import NoticeBoard
-from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import weigh_span
-from agentlightning.types import Rollout, RolloutConfig, TraceStatus
+from agentlightning.types import RolloutConfig, TraceStatus
 from agentlightning.utils.metrics import ConsoleMetricsBackend
-
-GIB = 1024**3
 
 
 def test_size_of_a_model_is_its_object_and_its_values() -> None:
@@ -81,29 +76,6 @@ async def test_oldest_spans_are_dropped_until_the_safe_threshold_holds(clock: An
     assert len(await store.query_rollouts()) == 3
 
 
-async def test_evicted_spans_raise_what_the_earlier_release_raised(make_span: Any) -> None:
-    store = InMemoryLightningStore(eviction_memory_threshold=1)
-    rollout = await store.start_rollout("a")
-    await store.add_span(make_span(rollout))
-
-    with pytest.raises(RuntimeError):
-        await store.query_spans(rollout.rollout_id)
-
-
-async def test_a_span_has_one_weight_however_near_the_threshold_is(make_span: Any) -> None:
-    rollout = await InMemoryLightningStore().start_rollout("a")
-    weight = weigh_span(make_span(rollout))
-    store = InMemoryLightningStore(eviction_memory_threshold=weight * 10)
-    rollout = await store.start_rollout("a")
-
-    for n in range(10):
-        await store.add_span(make_span(rollout, sequence_id=n))
-        assert (await store.statistics())["total_span_bytes"] == weight * (n + 1)
-    await store.add_span(make_span(rollout))
-
-    assert (await store.statistics())["total_span_bytes"] == 0
-
-
 GROWTH_SCRIPT = Path(__file__).parent / "memory_growth.py"
 
 
@@ -130,22 +102,6 @@ async def test_inputs_and_metadata_of_rollouts_are_counted() -> None:
 
     assert 150_000 < both < 160_000
     assert 50_000 < one < 60_000
-
-
-async def test_a_failed_operation_leaves_no_weight_behind() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.enqueue_rollout("a")
-    before = (await store.statistics())["total_rollout_bytes"]
-
-    def fail(tx: Transaction, now: float) -> None:
-        for rollout_id in (rollout.rollout_id, "new"):
-            tx.put(Rollout(rollout_id=rollout_id, input="x" * 100_000, start_time=now))
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await store._write(Call("fail", fail))
-
-    assert (await store.statistics())["total_rollout_bytes"] == before
 
 
 async def test_rollouts_above_the_threshold_are_warned_about_once_and_drop_nothing(
@@ -234,14 +190,6 @@ async def test_whoever_waits_is_told_that_the_store_was_closed() -> None:
     for waiter in (waiting, following):
         with pytest.raises(StoreUnavailable, match="is closed"):
             await asyncio.wait_for(waiter, 30)
-
-
-async def test_negative_estimates_count_as_nothing(make_span: Any) -> None:
-    store = InMemoryLightningStore(span_size_estimator=lambda span: -5)
-    rollout = await store.start_rollout("a")
-    await store.add_span(make_span(rollout))
-
-    assert (await store.statistics())["total_span_bytes"] == 0
 
 
 async def test_any_object_may_be_a_task() -> None:

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentlightning.errors import InvalidQuery
-from agentlightning.store.selection import Selection, choose, page_of
+from agentlightning.store.selection import Selection, choose
 
 
 @dataclass(frozen=True)
@@ -96,18 +94,6 @@ def test_records_are_sorted(sort_by: str | None, sort_order: Any, expected: str)
     assert names(sort_by=sort_by, sort_order=sort_order) == expected.split()
 
 
-@given(weights=st.lists(st.none() | st.integers(0, 3)), sort_order=st.sampled_from(["asc", "desc"]))
-def test_sorting_moves_records_only_as_far_as_their_values_ask(weights: list[float | None], sort_order: Any) -> None:
-    basket = [Fruit(str(number), weight=weight) for number, weight in enumerate(weights)]
-
-    chosen = choose(basket, Selection(sort_by="weight", sort_order=sort_order))
-
-    sign = 1 if sort_order == "asc" else -1
-    keys = [(sign * (-1 if fruit.weight is None else fruit.weight), int(fruit.name)) for fruit in chosen]
-    assert keys == sorted(keys)
-    assert len(keys) == len(basket)
-
-
 # ---------------------------------------------------------------------- pages
 
 
@@ -128,33 +114,6 @@ def test_page_is_cut_out_of_everything_that_matches(limit: int, offset: int, exp
 
     assert [fruit.name for fruit in page] == expected.split()
     assert (page.limit, page.offset, page.total) == (limit, offset, 5)
-
-
-def test_page_is_cut_after_filter_and_order() -> None:
-    selection = Selection.of({"colour": "red", "sort_by": "weight", "limit": 1, "offset": 1}, FIELDS)
-
-    page = choose(BASKET, selection)
-
-    assert list(page) == [APPLE]
-    assert page.total == 2
-
-
-def test_page_of_a_sequence_has_a_list_of_its_own() -> None:
-    everything = list(BASKET)
-    page = page_of(everything, Selection())
-
-    everything.clear()
-
-    assert list(page) == BASKET
-
-
-@given(size=st.integers(0, 20), limit=st.integers(1, 7))
-def test_pages_put_together_are_everything(size: int, limit: int) -> None:
-    everything = list(range(size))
-
-    pages = [page_of(everything, Selection(limit=limit, offset=offset)) for offset in range(0, size, limit)]
-
-    assert [number for page in pages for number in page] == everything
 
 
 # ---------------------------------------------------------------------- errors

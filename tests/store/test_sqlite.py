@@ -5,7 +5,6 @@ import gc
 import multiprocessing
 import pickle
 import sqlite3
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,9 @@ from agentlightning.errors import (
     StoreUnavailable,
 )
 from agentlightning.store import SqliteLightningStore
-from agentlightning.store.durable import Job
 from agentlightning.store.local import Call
-from agentlightning.store.sqlite import database
-from agentlightning.store.sqlite import writer as writer_module
 from agentlightning.store.transaction import Setting
 from agentlightning.types import PromptTemplate, RolloutConfig
-
-
-async def reopened(path: Path) -> SqliteLightningStore:
-    return SqliteLightningStore(path)
 
 
 async def test_everything_survives_reopening(tmp_path: Path, make_span: Any, clock: Any) -> None:
@@ -108,12 +100,6 @@ async def test_tasks_that_json_cannot_hold_are_refused(tmp_path: Path, task: Any
         assert await store.query_workers() == []
 
 
-async def test_bad_value_named_by_its_path(tmp_path: Path) -> None:
-    async with SqliteLightningStore(tmp_path / "s.db") as store:
-        with pytest.raises(InvalidValue, match=r"input\['a'\]\[1\]\['b'\] is a object"):
-            await store.enqueue_rollout({"a": [1, {"b": object()}]})
-
-
 async def test_full_disk_is_said_clearly_and_keeps_what_was_acknowledged(tmp_path: Path, make_span: Any) -> None:
     async with SqliteLightningStore(tmp_path / "s.db") as store:
         rollout = await store.start_rollout("a")
@@ -180,23 +166,6 @@ def test_sqlite_file_of_another_program_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_file_that_another_process_makes_at_the_same_moment_is_ours(tmp_path: Path) -> None:
-    path = str(tmp_path / "s.db")
-    ours = sqlite3.connect(path)
-    statements: list[str] = []
-
-    def trace(statement: str) -> None:
-        statements.append(statement)
-        if len(statements) == 2:  # between the two looks
-            database.prepare(path, "process")
-
-    ours.set_trace_callback(trace)
-    database._check_ours(ours, path)
-    ours.close()
-
-    assert len(statements) == 2
-
-
 async def test_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     async with SqliteLightningStore(path) as store:
@@ -207,7 +176,7 @@ async def test_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path
     connection.close()
     content = path.read_bytes()
 
-    with pytest.raises(IncompatibleStore, match="schema version 99, this release knows 4: open it with the release"):
+    with pytest.raises(IncompatibleStore, match=r"schema version 99, this release knows \d+: open it with the release"):
         SqliteLightningStore(path)
 
     assert path.read_bytes() == content
@@ -238,19 +207,6 @@ def test_a_place_where_no_store_can_be_is_refused(tmp_path: Path, place: str, ex
 def test_a_bad_durability_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="use 'process' or 'power'"):
         SqliteLightningStore(tmp_path / "s.db", durability="hope")  # type: ignore[arg-type]
-
-
-async def test_schema_version_is_recorded(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    async with SqliteLightningStore(path):
-        pass
-
-    connection = sqlite3.connect(path)
-    rows = connection.execute("SELECT version FROM schema_version").fetchall()
-    settings = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "journal_mode")]
-    connection.close()
-
-    assert (rows, settings) == ([(1,), (2,), (3,), (4,)], [4, "wal"])
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])
@@ -312,35 +268,6 @@ async def test_forgotten_store_lets_go_of_its_threads(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-async def test_claim_of_a_cancelled_caller_goes_back_to_the_queue(tmp_path: Path) -> None:
-    async with SqliteLightningStore(tmp_path / "s.db", durability="power") as store:
-        first = await store.enqueue_rollout("a")
-        await store.enqueue_rollout("b")
-        started = threading.Event()
-        turn = store._work().writer._turn
-
-        with turn:
-            claim = asyncio.create_task(store.dequeue_rollout("w"))
-            while not store._work().writer._jobs:
-                await asyncio.sleep(0)
-            job = store._work().writer._jobs[0]
-            original = job.call.behaviour
-
-            def claim_then_cancel(*args: Any, **kwargs: Any) -> Any:
-                started.set()
-                job.future.get_loop().call_soon_threadsafe(job.future.cancel)  # type: ignore[union-attr]
-                return original(*args, **kwargs)
-
-            job.call.behaviour = claim_then_cancel
-        with pytest.raises(asyncio.CancelledError):
-            await claim
-
-        assert started.is_set()
-        claims = [await store.dequeue_rollout(wait=10) for _ in range(2)]
-        assert sorted((c.input, c.attempt.sequence_id) for c in claims if c) == [("a", 1), ("b", 1)]
-        assert len(await store.query_attempts(first.rollout_id)) == 1
-
-
 async def test_claim_of_a_caller_cancelled_at_the_last_moment_goes_back_too(tmp_path: Path) -> None:
     async with SqliteLightningStore(tmp_path / "s.db") as store:
         await store.enqueue_rollout("a")
@@ -353,28 +280,6 @@ async def test_claim_of_a_caller_cancelled_at_the_last_moment_goes_back_too(tmp_
         assert claim.cancelled()
         assert again is not None
         assert (again.input, again.attempt.sequence_id) == ("a", 1)
-
-
-async def test_batch_cut_off_by_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    async with SqliteLightningStore(tmp_path / "s.db", durability="power") as store:
-        await store.enqueue_rollout("before")
-        writer = store._work().writer
-
-        def interrupt(tx: Any, now: float) -> None:
-            tx.put(Setting("half", "written"))
-            raise KeyboardInterrupt
-
-        with writer._turn:
-            job = Job(Call("test", interrupt))
-            writer._jobs.append(job)
-            with pytest.raises(KeyboardInterrupt):
-                writer._run_batch(10, None)
-            assert list(writer._jobs) == [job]
-            writer._jobs.clear()
-
-        await store.enqueue_rollout("after")
-        assert [r.input for r in await store.query_rollouts()] == ["before", "after"]
-        assert await store._read(Call("test", lambda tx, now: tx.get(Setting, "half"))) is None
 
 
 async def test_values_look_the_same_to_the_writer_and_to_readers(tmp_path: Path) -> None:
@@ -501,42 +406,6 @@ async def test_subscriber_resumes_over_a_restart(tmp_path: Path) -> None:
         await resumed.aclose()  # type: ignore[attr-defined]
 
     assert told == ["r-1", "r-2", "r-3"]
-
-
-async def test_log_begins_anew_after_a_checkpoint(tmp_path: Path, make_span: Any) -> None:
-    log = tmp_path / "s.db-wal"
-    async with SqliteLightningStore(tmp_path / "s.db") as store:
-        rollout = await store.start_rollout("a")
-        spans = [make_span(rollout, attributes={"text": "x" * 50_000}) for _ in range(40)]
-        await store.add_many_spans(spans[:20])
-        length = log.stat().st_size
-
-        await asyncio.get_running_loop().run_in_executor(None, store._work().writer._checkpoint)
-        assert log.stat().st_size == 0
-        await store.add_many_spans(spans[20:35])
-
-        assert log.stat().st_size <= length
-        assert len(await store.query_spans(rollout.rollout_id)) == 35
-
-
-async def test_checkpoints_are_made_as_the_log_grows(
-    tmp_path: Path, make_span: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer_module, "CHECKPOINT_BYTES", 1_000_000)
-    made = threading.Event()
-    original = writer_module.Writer._checkpoint
-
-    def checkpoint(writer: Any) -> None:
-        original(writer)
-        made.set()
-
-    monkeypatch.setattr(writer_module.Writer, "_checkpoint", checkpoint)
-    async with SqliteLightningStore(tmp_path / "s.db") as store:
-        rollout = await store.start_rollout("a")
-        for n in range(30):
-            await store.add_span(make_span(rollout, sequence_id=n, attributes={"text": "x" * 50_000}))
-
-        assert await asyncio.get_running_loop().run_in_executor(None, made.wait, 30)
 
 
 async def test_rollouts_beyond_the_cache_are_found_again(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError, IncompatibleStore
+from agentlightning.errors import ConfigurationError
 from agentlightning.store import SqliteLightningStore, export_store
 from agentlightning.types import LLM
 
@@ -168,7 +168,7 @@ async def test_the_file_alone_holds_everything_while_another_program_has_it_open
 async def test_a_store_that_only_its_children_wrote_to_is_one_file_after_close(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     store = SqliteLightningStore(path)
-    killed = f"{WORK}import os\nasyncio.run(work(SqliteLightningStore(sys.argv[1])))\nos._exit(0)"
+    killed = f"{WORK}import os\nstore = SqliteLightningStore(sys.argv[1])\nasyncio.run(work(store))\nos._exit(0)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", killed, str(path))
     await process.wait()
     assert length_of(tmp_path / "runs.db-wal") > 0
@@ -392,8 +392,3 @@ def test_a_link_of_another_account_is_not_followed(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigurationError, match="is a link that another account has made"):
         SqliteLightningStore(link)
     assert not (tmp_path / "elsewhere.db").exists()
-
-
-def test_a_folder_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleStore, match="is a folder, not a store"):
-        SqliteLightningStore(tmp_path)

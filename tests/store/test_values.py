@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,9 @@ from agentlightning.errors import InvalidValue, PayloadTooLarge
 from agentlightning.store.values import (
     as_json,
     check_json,
-    check_json_size,
     check_size,
     span_as_json,
     weigh_span,
-    weigh_value,
 )
 from agentlightning.types import (
     Event,
@@ -60,31 +57,6 @@ def with_parts(**parts: Any) -> Span:
 
 
 # ---------------------------------------------------------------------- JSON
-
-FINE = [
-    None,
-    True,
-    -7,
-    2**64 - 1,
-    0.5,
-    "text",
-    "ünï 🎉",
-    "null and NaN",
-    [],
-    [1, 2.5, True],
-    ["a", None, [{"b": 1}]],
-    {"a": {"b": [None, {"c": "null"}]}},
-    [1e308, 1e308],
-]
-
-
-@pytest.mark.parametrize("value", FINE, ids=repr)
-def test_value_that_json_gives_back_is_written(value: object) -> None:
-    assert json.loads(as_json(value, "Task")) == value
-
-
-def test_tuple_is_written_as_a_list() -> None:
-    assert as_json({"a": (1, ("b",))}, "Task") == b'{"a":[1,["b"]]}'
 
 
 @pytest.mark.parametrize(
@@ -176,13 +148,6 @@ def test_span_is_written_as_the_model_writes_itself(span: Span) -> None:
     assert json.loads(span_as_json(span)) == json.loads(span.model_dump_json())
 
 
-@pytest.mark.parametrize("text", ["null", "[null, null, null, null, null]", "nullnullnull"])
-def test_text_that_speaks_of_null_is_written(text: str) -> None:
-    span = make_span(name=text, attributes={"text": text, text: [text, text]})
-
-    assert Span.model_validate_json(span_as_json(span)) == span
-
-
 REFUSED_ATTRIBUTES = [
     pytest.param(NAN, "Attribute 'key' of span 'work' is nan", id="nan"),
     pytest.param(math.inf, "Attribute 'key' of span 'work' is inf", id="infinity"),
@@ -227,11 +192,6 @@ def test_attribute_above_64_bits_is_not_written(value: Any) -> None:
 def test_part_of_a_span_that_json_cannot_hold_is_refused(take: Callable[[Span], object], span: Span) -> None:
     with pytest.raises(InvalidValue, match=r"agentlightning\.virtual"):
         take(span)
-
-
-def test_name_of_a_span_must_be_text() -> None:
-    with pytest.raises(InvalidValue, match="holds a lone surrogate at position 5"):
-        weigh_span(make_span(name=SURROGATE))
 
 
 LABELS = st.text(max_size=20)
@@ -301,29 +261,6 @@ def test_a_large_span_above_the_limit_is_refused(attributes: dict[str, Any]) -> 
         check_size(span, weigh_span(span), len(span_as_json(span)) - 1)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (None, 0),
-        (True, 0),
-        (7, 0),
-        (7000, 32),
-        (-1, 32),
-        (0.5, 32),
-        ("abc", 59),
-        ([1, 2, 3], sys.getsizeof([1, 2, 3])),
-        ([], sys.getsizeof([])),
-        ([1000] * 64, sys.getsizeof([1000] * 64) + 64 * 32),
-        ([0.5, "a"], sys.getsizeof([1, 2]) + 32 + 57),
-        ({"a": "b"}, sys.getsizeof({"a": "b"}) + 57 + 57),
-        ({1}, sys.getsizeof({1})),
-    ],
-    ids=repr,
-)
-def test_a_value_is_weighed_with_all_that_hangs_on_it(value: object, expected: int) -> None:
-    assert weigh_value(value) == expected
-
-
 def test_an_event_is_weighed_with_what_it_holds() -> None:
     trace = "Traceback " * 1000
     event = Event(name="exception", attributes={"exception.stacktrace": trace}, timestamp=1.0)
@@ -337,13 +274,6 @@ def test_an_event_is_weighed_with_what_it_holds() -> None:
 # ---------------------------------------------------------------------- size limits
 
 
-def test_span_of_the_allowed_size_passes() -> None:
-    span = make_span(attributes={"text": "x" * 1000})
-    limit = len(span_as_json(span))
-
-    check_size(span, weigh_span(span), limit)
-
-
 def test_span_above_the_allowed_size_is_refused_with_both_numbers() -> None:
     span = make_span(name="work", attributes={"text": "x" * 1000})
     size = len(span_as_json(span))
@@ -352,24 +282,3 @@ def test_span_above_the_allowed_size_is_refused_with_both_numbers() -> None:
         PayloadTooLarge, match=f"Span 'work' takes {size} bytes as JSON, above max_span_bytes={size - 1}"
     ):
         check_size(span, weigh_span(span), size - 1)
-
-
-@pytest.mark.parametrize(
-    "text", ["\x01" * 5000, "ü" * 5000, "🎉" * 5000, '"' * 5000], ids=["control", "two", "four", "quote"]
-)
-def test_span_that_grows_when_written_is_refused(text: str) -> None:
-    span = make_span(attributes={"text": text})
-
-    with pytest.raises(PayloadTooLarge):
-        check_size(span, weigh_span(span), len(span_as_json(span)) - 1)
-
-
-@pytest.mark.parametrize(("size", "is_refused"), [(99, False), (100, False), (101, True)])
-def test_size_on_the_wire_is_compared_with_the_limit(size: int, is_refused: bool) -> None:
-    refused = False
-    try:
-        check_json_size(make_span(), size, 100)
-    except PayloadTooLarge:
-        refused = True
-
-    assert refused is is_refused

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
-from agentlightning.errors import InvalidValue, StoreUnavailable
+from agentlightning.errors import StoreUnavailable
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer.binding import Binding, Recorder
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.shipper import ShipperLimits
-from agentlightning.tracer.trace_shipper import TraceShipper, TraceShippers
+from agentlightning.tracer.trace_shipper import TraceShipper
 from agentlightning.types import AttemptedRollout, Span
 from tests.store.test_foreign import OldStore
 from tests.tracer.conftest import Outage, TroubledStore, refuse_the_bad
@@ -99,29 +99,6 @@ async def test_a_span_that_ended_earlier_gets_the_smaller_number(
     await line.flush()
 
     assert await line.stored() == [span.name for span in spans]
-
-
-async def test_a_span_that_comes_while_the_loop_naps_waits_for_no_second_sleep(lines: list[Line]) -> None:
-    naps: list[float] = []
-    naps_before_storing: list[int] = []
-    store = TroubledStore(lambda spans: naps_before_storing.append(len(naps)))
-    line = await open_line(lines, store, ShipperLimits())
-    nap = line.shipper._sleep
-
-    async def nap_while_a_span_comes(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 1:
-            line.put("one")
-        else:
-            await nap(seconds)
-
-    line.shipper._sleep = nap_while_a_span_comes  # type: ignore[method-assign] # to look at the naps
-    line.shipper.start()
-    while not naps_before_storing:
-        await asyncio.sleep(0.01)
-
-    assert naps_before_storing == [1]
-    assert naps[0] <= 0.03
 
 
 async def test_a_remote_store_gets_larger_batches(store: InMemoryLightningStore) -> None:
@@ -209,21 +186,6 @@ async def test_what_a_store_does_not_take_in_time_is_counted_as_lost(lines: list
     assert line.lost == {"the store did not take it within 0.1 s of the end of its trace": 2}
 
 
-async def test_a_trace_that_was_given_up_does_not_hold_up_others(lines: list[Line]) -> None:
-    outage = Outage()
-    line = await open_line(lines, TroubledStore(outage))
-    other = line.another(await line.shipper.store.start_rollout("other"))
-    line.put("lost")
-    line.shipper.put(other, finished("kept"))
-
-    await line.flush(timeout=0.05)
-    outage.end()
-    await line.shipper.flush(other)
-
-    assert await line.stored() == []
-    assert [span.name for span in await line.shipper.store.query_spans(other.rollout_id)] == ["kept"]
-
-
 async def test_one_refused_span_does_not_take_others_with_it(lines: list[Line]) -> None:
     line = await open_line(lines, TroubledStore(refuse_the_bad))
 
@@ -246,34 +208,6 @@ async def test_a_store_that_is_broken_loses_spans_instead_of_holding_up_others(l
 
     assert await line.stored() == ["one", "two"]
     assert line.lost == {"the store refused it: RuntimeError: a bug": 1}
-
-
-async def test_an_outage_while_a_refusal_is_sorted_out_costs_nothing(lines: list[Line]) -> None:
-    errors = iter([InvalidValue("one of these"), None, StoreUnavailable("down"), *[None] * 20])
-
-    def trouble(spans: Sequence[Span]) -> None:
-        error = next(errors)
-        if error is not None:
-            raise error
-
-    line = await open_line(lines, TroubledStore(trouble))
-
-    line.put(*[f"step {number}" for number in range(5)])
-    await line.flush()
-
-    assert await line.stored() == [f"step {number}" for number in range(5)]
-
-
-async def test_heavy_spans_go_in_small_batches(lines: list[Line]) -> None:
-    batches: list[int] = []
-    limits = ShipperLimits(batch_bytes=5000, linger_seconds=0.01)
-    line = await open_line(lines, TroubledStore(lambda spans: batches.append(len(spans))), limits)
-
-    for _ in range(6):
-        line.shipper.put(line.binding, finished("long", text="x" * 3000))
-    line.shipper.flush_blocking(line.binding)
-
-    assert batches == [2, 2, 2]
 
 
 async def test_spans_of_an_unknown_rollout_are_lost_and_say_so(
@@ -302,20 +236,6 @@ async def test_an_agent_waits_once_for_room_and_then_loses_at_once(lines: list[L
     assert time.perf_counter() - began < 5.0  # 190 times the patience are 9.5
     assert line.lost["the queue was full"] >= 180
     assert len(line.shipper._queue) <= 10
-
-
-async def test_a_full_queue_takes_spans_again_when_the_store_is_back(lines: list[Line]) -> None:
-    outage = Outage()
-    limits = ShipperLimits(queued_items=10, linger_seconds=0.01, patience_seconds=0.0)
-    line = await open_line(lines, TroubledStore(outage), limits)
-    line.put(*["early"] * 30)
-
-    outage.end()
-    await line.flush()
-    line.put("late")
-    await line.flush()
-
-    assert (await line.stored())[-1] == "late"
 
 
 async def test_the_queue_is_bounded_by_bytes_too(lines: list[Line]) -> None:
@@ -395,24 +315,3 @@ async def test_closing_delivers_what_is_left_and_ends_the_thread(
     assert await line.stored() == ["one"]
     assert line.lost == {"it ended after its trace was closed": 1}
     assert line.shipper._thread is None
-
-
-async def test_closing_never_hangs_however_busy_the_loop_is(store: InMemoryLightningStore) -> None:
-    for _ in range(100):
-        shipper = TraceShipper(store, SOON)
-        line = Line(shipper, await store.start_rollout("task"))
-        line.put("one")
-        await line.flush()
-        shipper.close()
-        assert await line.stored() == ["one"]
-
-
-def test_tracers_share_the_shipper_to_a_store(store: InMemoryLightningStore) -> None:
-    shared = TraceShippers()
-
-    first, second, other = shared.acquire(store), shared.acquire(store), shared.acquire(InMemoryLightningStore())
-
-    assert first is second
-    assert other is not first
-    shared.release(first)
-    assert shared.acquire(store) is second

@@ -196,31 +196,10 @@ def test_the_active_tracer_is_set_once() -> None:
     assert get_active_tracer() is None
 
 
-async def test_a_bare_thread_finds_the_only_tracer(tracer: OtelTracer) -> None:
-    found: list[Tracer | None] = []
-
-    async with tracer.trace_context():
-        thread = threading.Thread(target=lambda: found.append(get_active_tracer()))
-        thread.start()
-        thread.join()
-
-    assert found == [tracer]
-
-
 def test_a_tracer_travels_as_it_was_before_init_worker(any_tracer: RecordingTracer) -> None:
     copy = pickle.loads(pickle.dumps(any_tracer))
     assert type(copy) is type(any_tracer)
     assert not copy._is_ready
-
-
-def test_the_base_class_only_declares(caplog: pytest.LogCaptureFixture) -> None:
-    tracer = Tracer()
-
-    for call in (tracer.trace_context, tracer._trace_context_sync, tracer.get_last_trace):
-        with pytest.raises(NotImplementedError):
-            call()
-    assert tracer.get_langchain_handler() is None
-    assert "LangChain" in caplog.text
 
 
 def test_a_tracer_leaves_no_thread_behind(store: InMemoryLightningStore) -> None:

@@ -11,7 +11,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.trainer import console as console_module
-from agentlightning.trainer.console import POINTS_PER_REFRESH, SAMPLES_PER_REFRESH, Console
+from agentlightning.trainer.console import SAMPLES_PER_REFRESH, Console
 from agentlightning.trainer.progress import UNREAD_ROLLOUTS, Failure, Figures, Sample
 from agentlightning.trainer.views import View
 from agentlightning.types import AttemptedRollout, AttemptStatus, MetricPoint, Notice, NoticeKind, RolloutConfig, Span
@@ -149,15 +149,6 @@ async def test_many_rollouts_cost_a_bounded_number_of_calls() -> None:
     assert store.calls["query_spans"] <= UNREAD_ROLLOUTS + SAMPLES_PER_REFRESH * (turns + 1)
 
 
-async def test_nothing_is_queried_while_nothing_happens(quick: None) -> None:
-    store, view = CountingStore(), Recorder()
-
-    async with Console(view, store):
-        await view.until(lambda figures: len(view.shown) > 5)
-
-    assert store.calls == {"subscribe": 1, "query_rollouts": 4}
-
-
 # ---------------------------------------------------------------------- what is shown
 
 
@@ -207,19 +198,6 @@ async def test_metrics_of_the_run_are_shown_and_of_no_other() -> None:
         await console.summary()
 
     assert view.steps == [0, 1, 2]
-
-
-async def test_of_more_metrics_than_are_read_the_last_ones_are_shown() -> None:
-    store, view = InMemoryLightningStore(), Recorder()
-    run = await store.start_run()
-
-    async with Console(view, store, run_id=run.run_id) as console:
-        for step in range(200):
-            await store.add_metrics(run.run_id, step, {"reward": 1.0})
-        await console.summary()
-
-    assert view.steps[-POINTS_PER_REFRESH:] == list(range(200 - POINTS_PER_REFRESH, 200))
-    assert len(view.steps) < 200
 
 
 @pytest.mark.parametrize(
@@ -296,11 +274,6 @@ class BrokenStore(InMemoryLightningStore):
         raise ConnectionError("the store is gone")
 
 
-class SilentStore(InMemoryLightningStore):
-    async def query_spans(self, *args: Any, **kwargs: Any) -> Any:
-        await asyncio.Event().wait()
-
-
 class BrokenView(Recorder):
     def begin(self, run_id: str | None, address: str | None) -> None:
         raise BrokenPipeError("nobody reads")
@@ -329,14 +302,3 @@ async def test_what_goes_wrong_ends_the_view_and_not_the_training(
         f"The training goes on, but its progress is not shown: {reason}."
     ]
     assert (shown.is_closed, shown.end) == (True, None)
-
-
-async def test_a_store_that_does_not_answer_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console_module, "LAST_READ_SECONDS", 0.01)
-    store, view = SilentStore(), Recorder()
-
-    async with Console(view, store) as console:
-        await finish(store)
-        summary = await asyncio.wait_for(console.summary(), PATIENCE_SECONDS)
-
-    assert (summary["rollouts"], summary["is_estimate"]) == ({"succeeded": 1}, True)

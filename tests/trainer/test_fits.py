@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm import Algorithm, Baseline, algo
-from agentlightning.errors import InvalidTransition, TrainingError
+from agentlightning.errors import TrainingError
 from agentlightning.execution import (
     ClientServerExecutionStrategy,
 )
@@ -87,15 +87,6 @@ def test_the_file_of_a_store_alone_holds_a_fit_that_has_ended(tmp_path: Path, wh
         asyncio.run(store.close())
 
 
-def test_a_store_that_was_given_stays_open_after_a_fit(tmp_path: Path) -> None:
-    store = SqliteLightningStore(tmp_path / "runs.db")
-
-    a_trainer(store=store).fit(Halving(), [1, 2])
-
-    assert sorted(map(float, rewards_of(store))) == [0.5, 1.0]  # type: ignore[arg-type] # none is None
-    asyncio.run(store.close())
-
-
 def test_a_trainer_may_fit_again() -> None:
     trainer = a_trainer()
 
@@ -129,15 +120,6 @@ async def test_run_uses_the_registered_agent_and_does_not_block_the_loop() -> No
     await asyncio.wait_for(work, PATIENCE_SECONDS)
 
     assert [rollout.status for rollout in await trainer.store.query_rollouts()] == ["succeeded"] * 2
-
-
-async def test_run_works_over_processes_too() -> None:
-    trainer = over_processes(n=2, algorithm=None)
-    trainer.add_agent(Halving())
-
-    await asyncio.wait_for(trainer.run([1], [2]), PATIENCE_SECONDS)
-
-    assert len(await trainer.store.query_rollouts(status_in=["succeeded"])) == 2
 
 
 async def test_a_run_that_is_cancelled_stops_the_training() -> None:
@@ -352,15 +334,6 @@ def test_a_fit_ends_when_its_runners_have_run_all_they_may(make: Any, monkeypatc
     assert len(rewards_of(trainer.store)) == 3
 
 
-def test_a_plain_algorithm_that_fails_is_told() -> None:
-    @algo
-    def failing(*, store: Any) -> None:
-        raise ValueError("a reason")
-
-    with pytest.raises(ValueError, match="a reason"):
-        a_trainer(algorithm=failing).fit(Halving())
-
-
 def test_an_algorithm_that_is_cancelled_from_within_fails() -> None:
     @algo
     async def leaving(*, store: Any) -> None:
@@ -402,23 +375,6 @@ def test_a_failed_fit_may_be_retried() -> None:
     trainer.retry(Halving())
 
     assert [run.status for run in runs_of(trainer.store)] == ["failed", "succeeded"]
-
-
-def test_a_failed_fit_cannot_be_stopped_and_may_still_be_retried() -> None:
-    @algo
-    async def failing(*, store: Any) -> None:
-        raise ValueError("it never works")
-
-    trainer = a_trainer(algorithm=failing)
-    with pytest.raises(ValueError, match="it never works"):
-        trainer.fit(Halving())
-
-    with pytest.raises(InvalidTransition, match="The trainer is failed and cannot stop"):
-        trainer.stop()
-
-    assert trainer.state is LifecycleState.FAILED
-    with pytest.raises(ValueError, match="it never works"):
-        trainer.retry(Halving())
 
 
 def test_a_tracer_that_fails_at_the_end_leaves_a_trainer_that_may_fit_again() -> None:

@@ -3,11 +3,7 @@
 import pytest
 
 from agentlightning.trainer.progress import (
-    CURVE_POINTS,
-    KEPT_FAILURES,
     UNREAD_ROLLOUTS,
-    Curve,
-    Failure,
     Progress,
     Sample,
 )
@@ -44,16 +40,6 @@ def test_a_rollout_counts_in_its_newest_state_only(statuses: list[str], rollouts
 
     assert progress.figures(1.0).rollouts == rollouts
     assert progress.figures(1.0).total == sum(rollouts.values())
-
-
-def test_states_are_in_the_order_of_a_rollouts_life() -> None:
-    progress = Progress(0.0)
-
-    count(progress, "ro-1", "queuing", "failed")
-    count(progress, "ro-2", "queuing", "running", "requeuing")
-    count(progress, "ro-3", "queuing", "succeeded")
-
-    assert list(progress.figures(1.0).rollouts) == ["requeuing", "succeeded", "failed"]
 
 
 def test_attempts_that_are_tried_again_are_errors_too() -> None:
@@ -103,50 +89,9 @@ def test_tokens_of_those_read_stand_for_all() -> None:
     assert (figures.tokens, figures.tokens_per_second) == (2000, 500.0)
 
 
-def test_only_the_last_few_failures_are_kept() -> None:
-    progress = Progress(0.0)
-
-    for number in range(KEPT_FAILURES + 2):
-        progress.failures.append(Failure(f"ro-{number}", "at", "broken"))
-
-    assert [failure.rollout_id for failure in progress.figures(1.0).failures] == ["ro-2", "ro-3", "ro-4"]
-
-
 def test_eta_is_what_is_left_at_the_rate_so_far() -> None:
     progress = finished(4)
     for number in range(6):
         count(progress, f"left-{number}", "queuing")
 
     assert progress.figures(8.0).eta_seconds == pytest.approx(12.0)
-
-
-def test_eta_follows_the_rate_of_late() -> None:
-    progress = finished(10)
-    for second in range(100):
-        progress.figures(float(second))
-    for number in range(20):
-        count(progress, f"late-{number}", "queuing", "succeeded")
-    count(progress, "left", "queuing")
-
-    assert progress.figures(100.0).eta_seconds == pytest.approx(60 / 20)
-
-
-def test_without_work_left_or_before_the_first_end_there_is_no_eta() -> None:
-    waiting = Progress(0.0)
-    count(waiting, "ro-1", "queuing")
-
-    assert [progress.figures(5.0).eta_seconds for progress in (Progress(0.0), finished(3), waiting)] == [None] * 3
-    assert waiting.figures(0.0).tokens_per_second == 0.0
-
-
-def test_a_curve_covers_all_values_with_a_bounded_number_of_points() -> None:
-    curve = Curve()
-    assert curve.points == []
-
-    for number in range(10_000):
-        curve.add(float(number))
-
-    assert CURVE_POINTS / 2 <= len(curve.points) <= CURVE_POINTS
-    assert curve.points == sorted(curve.points)
-    assert curve.points[0] < 500
-    assert curve.points[-1] > 9500

@@ -53,11 +53,6 @@ def test_all_parts_have_defaults() -> None:
     assert (trainer.n_runners, trainer.max_rollouts) == (1, None)
 
 
-def test_a_trainer_takes_keywords_only() -> None:
-    with pytest.raises(TypeError):
-        Trainer("shm")  # type: ignore[misc] # on purpose
-
-
 @pytest.mark.parametrize(
     "spec",
     [
@@ -106,13 +101,6 @@ def test_a_strategy_s_number_of_runners_wins() -> None:
     trainer = Trainer(strategy=ClientServerExecutionStrategy(n_runners=5), n_runners=2, progress="off")
 
     assert trainer.n_runners == trainer.n_workers == 5
-
-
-def test_a_strategy_that_does_not_say_leaves_the_number_alone() -> None:
-    class Own(ExecutionStrategy):
-        """Says nothing of runners."""
-
-    assert Trainer(strategy=Own(), n_runners=4, progress="off").n_runners == 4
 
 
 def test_a_port_is_that_of_the_strategy() -> None:
@@ -305,11 +293,6 @@ async def test_a_run_without_an_agent_is_told() -> None:
 def test_a_data_set_that_is_not_indexable_is_told(dataset: Any, label: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{label} must have a length"):
         a_trainer().fit(Halving(), **{label: dataset})
-
-
-def test_a_data_set_by_name_is_no_data_set() -> None:
-    with pytest.raises(ConfigurationError, match="train_dataset"):
-        a_trainer().fit(Halving(), {"a": 1, "b": 2})  # type: ignore[arg-type] # on purpose
 
 
 @pytest.mark.parametrize("label", ["train_dataset", "val_dataset"])

@@ -2,8 +2,6 @@
 
 import io
 import json
-import logging
-import sys
 from typing import Any
 
 import pytest
@@ -110,16 +108,6 @@ def test_json_events_are_one_object_a_line() -> None:
     ]
 
 
-def test_progress_events_come_at_most_once_a_second() -> None:
-    output = io.StringIO()
-    view = JsonView(output, "nightly")
-
-    for seconds in (0.0, 0.5, 0.9, 1.0, 1.5, 2.1):
-        view.show(figures(seconds=seconds))
-
-    assert [json.loads(line)["seconds"] for line in output.getvalue().splitlines()] == [0.0, 1.0, 2.1]
-
-
 # ---------------------------------------------------------------------- lines for people
 
 
@@ -195,25 +183,6 @@ def test_the_live_rows_say_how_it_goes(screen: Terminal) -> None:
     assert "ro-1  ValueError: no answer" in text
 
 
-def test_estimates_are_marked(screen: Terminal) -> None:
-    TerminalView(screen, "nightly").show(figures(is_estimate=True))
-
-    assert "mean ~0.5   last 0.75   ~512 tokens/s (~25.5k)" in text_of(screen)
-
-
-@pytest.mark.parametrize(
-    ("points", "line"),
-    [((), " mean"), ((2.0, 2.0), "▅▅ mean"), ((0.0, 0.0), "▁▁ mean"), ((1.0, 0.0, 0.5), "█▁▅ mean")],
-    ids=["empty", "level", "zero", "dip"],
-)
-def test_a_curve_lies_between_its_lowest_and_highest_point(
-    screen: Terminal, points: tuple[float, ...], line: str
-) -> None:
-    TerminalView(screen, "nightly").show(figures(curve=points))
-
-    assert f"reward   {line}" in text_of(screen)
-
-
 def test_a_line_never_leaves_its_row(screen: Terminal) -> None:
     long = Failure("ro-1", "at-1", "ValueError: " + "x" * 500)
 
@@ -250,17 +219,6 @@ def test_the_rows_are_given_back_before_the_table_comes(screen: Terminal) -> Non
     assert table.endswith("look at it again: agl dashboard '/data/my runs.db'\n")
 
 
-def test_rows_are_set_apart_once_and_grow_with_what_is_shown(screen: Terminal) -> None:
-    view = TerminalView(screen, "nightly")
-
-    for shown in (figures(errors=0), figures(errors=0), figures(), figures(errors=0)):
-        view.show(shown)
-    view.close()
-
-    assert text_of(screen).count("\x1b[1;27r") == 1
-    assert text_of(screen).count("\x1b[1;25r") == 1
-
-
 @pytest.mark.parametrize("size", [{"height": 5}, {"force_terminal": False}], ids=["small screen", "no terminal"])
 def test_where_nothing_can_be_drawn_only_the_table_comes(size: dict[str, Any]) -> None:
     options: dict[str, Any] = {"file": io.StringIO(), "force_terminal": True, "width": 100, "height": 30}
@@ -284,13 +242,3 @@ def test_characters_the_output_does_not_know_are_replaced() -> None:
 
     output.flush()
     assert b"mean 0.5" in raw.getvalue()
-
-
-def test_streams_and_log_handlers_stay_as_they_are(screen: Terminal) -> None:
-    before = (sys.stdout, sys.stderr, list(logging.getLogger().handlers))
-    view = TerminalView(screen, "nightly")
-
-    view.show(figures())
-
-    assert (sys.stdout, sys.stderr, list(logging.getLogger().handlers)) == before
-    view.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError, InvalidTransition
+from agentlightning.errors import InvalidTransition
 from agentlightning.types.lifecycle import Component, Lifecycle, LifecycleState, lifecycle_of
 
 
@@ -157,39 +157,6 @@ def test_what_runs_in_the_background_is_waited_for_and_its_error_raised(caplog: 
         part.wait()
     assert (part.state, str(part.failure)) == (LifecycleState.FAILED, "no")
     assert "The component failed: ValueError: no" in caplog.text
-
-
-def test_an_error_must_be_an_exception() -> None:
-    part: Any = Component()
-
-    with pytest.raises(ConfigurationError, match=r"such as RuntimeError\('text'\)"):
-        part.error("text")
-    part.error()
-
-    assert "marked as failed" in str(part.failure)
-
-
-def test_a_new_beginning_forgets_the_work_before() -> None:
-    part = Component()
-    part.start()
-    lifecycle_of(part).work_in_background(lambda: (_ for _ in ()).throw(ValueError("no")))
-    with pytest.raises(ValueError, match="no"):
-        part.wait()
-
-    part.retry()
-
-    assert part.wait() is LifecycleState.READY
-
-
-def test_a_wait_may_be_limited() -> None:
-    part, release = Component(), threading.Event()
-    part.start()
-    lifecycle_of(part).work_in_background(lambda: release.wait() and None)
-
-    first = part.wait(timeout=0.01)
-    release.set()
-
-    assert (first, part.wait()) == (LifecycleState.RUNNING, LifecycleState.STOPPED)
 
 
 def test_an_interrupt_while_waiting_stops_the_work_first(monkeypatch: pytest.MonkeyPatch) -> None:

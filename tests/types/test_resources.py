@@ -2,13 +2,12 @@
 
 import logging
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from jinja2.exceptions import SecurityError, UndefinedError
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from agentlightning.types import (
     LLM,
@@ -20,7 +19,6 @@ from agentlightning.types import (
     Resource,
     ResourcesUpdate,
     ResourceUnion,
-    resources,
 )
 
 DISCOURAGED = "Accessing 'endpoint' directly on ProxyLLM is discouraged"
@@ -48,32 +46,6 @@ def test_llm_has_no_key_and_no_parameters_by_default(model: type[LLM], tag: str)
         "api_key": None,
         "sampling_parameters": {},
     }
-
-
-@pytest.mark.parametrize(
-    ("model", "fields", "name"),
-    [
-        (Resource, {}, "resource_type"),
-        (LLM, {"model": "m"}, "endpoint"),
-        (LLM, {"endpoint": "e"}, "model"),
-        (ProxyLLM, {"model": "m"}, "endpoint"),
-        (PromptTemplate, {"template": "t"}, "engine"),
-        (PromptTemplate, {"engine": "jinja"}, "template"),
-        (ResourcesUpdate, {"resources": {}}, "resources_id"),
-        (ResourcesUpdate, {"resources_id": "rs-1"}, "resources"),
-    ],
-    ids=lambda case: getattr(case, "__name__", None),
-)
-def test_required_field_is_demanded(model: type[BaseModel], fields: Fields, name: str) -> None:
-    with pytest.raises(ValidationError) as refusal:
-        model(**fields)
-
-    assert [(error["type"], error["loc"]) for error in refusal.value.errors()] == [("missing", (name,))]
-
-
-def test_plain_llm_answers_its_endpoint_whatever_it_is_asked() -> None:
-    llm = LLM(endpoint="http://h:1/v1/", model="m")
-    assert llm.get_base_url() == llm.get_base_url("ro-1", attempt_id=2) == "http://h:1/v1/"
 
 
 @pytest.mark.parametrize(
@@ -299,30 +271,6 @@ def test_resource_type_decides_the_class(fields: Fields, expected: type[Resource
     assert type(resource) is expected
 
 
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"resource_type": "tool", "endpoint": "e", "model": "m"}, "union_tag_invalid"),
-        ({"endpoint": "e", "model": "m"}, "union_tag_not_found"),
-    ],
-    ids=["unknown", "missing"],
-)
-def test_resource_without_a_known_type_is_refused(fields: Fields, error: str) -> None:
-    with pytest.raises(ValidationError) as refusal:
-        TypeAdapter(ResourceUnion).validate_python(fields)
-
-    assert [found["type"] for found in refusal.value.errors()] == [error]
-
-
-def test_update_is_the_first_version_and_was_made_now() -> None:
-    began = time.time()
-
-    update = ResourcesUpdate(resources_id="rs-1", resources={})
-
-    assert update.version == 1
-    assert began <= update.create_time <= update.update_time <= time.time()
-
-
 def test_update_survives_the_wire_with_the_classes_of_its_resources() -> None:
     named: NamedResources = {
         "plain": LLM(endpoint="http://h:1", model="m", sampling_parameters={"stop": ["x"]}),
@@ -335,10 +283,3 @@ def test_update_survives_the_wire_with_the_classes_of_its_resources() -> None:
 
     assert copy == update
     assert [type(resource) for resource in copy.resources.values()] == [LLM, ProxyLLM, PromptTemplate]
-
-
-def test_module_exports_the_names_of_the_protocol() -> None:
-    promised = "Resource LLM ProxyLLM PromptTemplate ResourceUnion NamedResources ResourcesUpdate"
-
-    assert set(resources.__all__) == set(promised.split())
-    assert all(hasattr(resources, name) for name in resources.__all__)

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import threading
 from collections.abc import Callable
 
 import prometheus_client
@@ -78,15 +77,6 @@ def test_a_mistake_in_measuring_is_rejected_with_the_way_out(
         measure(backend)
 
 
-def test_same_metric_may_be_registered_again(backend: MetricsBackend) -> None:
-    backend.register_counter("calls", ("route",))
-    backend.register_histogram("seconds")
-
-    backend.inc_counter("calls", labels={"route": "/"})
-    with pytest.raises(ConfigurationError, match="already registered"):  # it is the first registration that holds
-        backend.register_counter("seconds", ("route",))
-
-
 def test_console_writes_one_line_per_interval(
     console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,22 +109,6 @@ def test_console_summarises_a_histogram(
     ]
 
 
-def test_console_writes_all_metrics_that_moved_and_no_others(
-    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    console.register_counter("idle")
-    console.inc_counter("calls", labels={"route": "/a"})
-    console.inc_counter("calls", 2, {"route": "/b"})
-    clock.now = 10.0
-    console.observe_histogram("seconds", 1.0)
-
-    assert [message.split(":")[0] for message in caplog.messages] == [
-        'calls{route="/a"}',
-        'calls{route="/b"}',
-        "seconds",
-    ]
-
-
 def test_console_estimates_percentiles_of_many_observations_from_a_bounded_sample(
     console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,33 +121,6 @@ def test_console_estimates_percentiles_of_many_observations_from_a_bounded_sampl
     figures = dict(word.split("=") for word in caplog.messages[0].split()[1:])
     assert figures["count"] == "20000"
     assert 8_000 < float(figures["p50"]) < 12_000
-
-
-def test_console_uses_the_given_logger(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    console = ConsoleMetricsBackend(0.0, logging.getLogger("sample.metrics"), clock=clock)
-    console.register_counter("calls")
-
-    console.inc_counter("calls")
-
-    assert [record.name for record in caplog.records] == ["sample.metrics"]
-
-
-def test_console_counts_every_call_of_many_threads(
-    console: ConsoleMetricsBackend, caplog: pytest.LogCaptureFixture
-) -> None:
-    def count() -> None:
-        for _ in range(500):
-            console.inc_counter("calls", labels={"route": "/"})
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    console.report()
-
-    assert "total=2000" in caplog.messages[0]
 
 
 def test_prometheus_counts_by_label_in_the_given_registry() -> None:
@@ -201,16 +148,6 @@ def test_prometheus_counts_observations_in_the_given_buckets() -> None:
     assert backend.registry.get_sample_value("seconds_bucket", {"le": "0.1"}) == 0.0
     assert backend.registry.get_sample_value("seconds_bucket", {"le": "1.0"}) == 1.0
     assert backend.registry.get_sample_value("seconds_sum") == 0.5
-
-
-def test_metric_that_prometheus_refuses_stays_unregistered() -> None:
-    backend = PrometheusMetricsBackend()
-
-    with pytest.raises(ConfigurationError, match="Prometheus refuses metric 'seconds'"):
-        backend.register_histogram("seconds", buckets=[2.0, 1.0])
-
-    with pytest.raises(ConfigurationError, match="not registered"):
-        backend.observe_histogram("seconds", 1.0)
 
 
 def test_missing_prometheus_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

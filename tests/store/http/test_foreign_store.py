@@ -58,45 +58,6 @@ class Old(LightningStore):
         return []
 
 
-@both_transports
-async def test_foreign_store_is_never_entered_twice_at_once(transport: str, serve: Any, connect: Any) -> None:
-    store = Foreign()
-    client = connect((await serve(store)).endpoint, transport=transport)
-
-    await asyncio.gather(*[client.enqueue_rollout(n) for n in range(30)])
-
-    assert (store.calls, store.most_inside) == (30, 1)
-
-
-async def test_repeated_call_acts_once_on_a_foreign_store(serve: Any) -> None:
-    store = Foreign()
-    server = await serve(store)
-    options: dict[str, Any] = {"json": {"input": 1, "rollout_id": "mine"}, "timeout": 10}
-
-    answers = [
-        await asyncio.to_thread(requests.post, f"{server.endpoint}/enqueue_rollout", **options) for _ in range(3)
-    ]
-
-    assert {answer.text for answer in answers} == {answers[0].text}
-    assert store.calls == 1
-
-
-@both_transports
-async def test_lost_claim_of_a_foreign_store_comes_with_the_next_call(
-    transport: str, serve: Any, connect: Any, wire_to: Any
-) -> None:
-    store = Foreign()
-    wire = await wire_to(await serve(store))
-    client = connect(wire.url, transport=transport)
-    await client.enqueue_rollout("a")
-
-    wire.loses = True
-    assert await client.dequeue_rollout() is None
-    wire.loses = False
-
-    assert (await client.dequeue_rollout()).input == "a"
-
-
 async def test_store_that_counts_nothing_is_ready_all_the_same(serve: Any) -> None:
     server = await serve(Foreign())
 

@@ -46,13 +46,6 @@ def test_signed_token_gives_its_scope(scope: Scope, expires_at: float | None) ->
     assert describe_token(token) == SignedToken(scope, expires_at)
 
 
-@given(st.text(min_size=1, max_size=50).filter(lambda text: text.isprintable()))
-def test_any_id_survives(name: str) -> None:
-    scope = Scope("attempt", name, name[::-1])
-
-    assert verify_token(SECRET, sign_token(SECRET, scope, expires_at=None), NOW) == scope
-
-
 def test_token_has_the_documented_shape() -> None:
     token = sign_token(SECRET, ATTEMPT, expires_at=LATER)
 
@@ -97,13 +90,6 @@ def test_foreign_text_is_refused(presented: str, complaint: str) -> None:
         verify_token(SECRET, presented, NOW)
 
 
-@given(st.text(st.characters(exclude_categories=()), max_size=60) | st.text("agl1.eyJ-_=", max_size=40))
-def test_random_text_is_refused_and_nothing_worse(presented: str) -> None:
-    for read in (lambda: verify_token(SECRET, presented, NOW), lambda: describe_token(presented)):
-        with pytest.raises(InvalidToken):
-            read()
-
-
 @given(st.data())
 def test_changed_token_is_refused(data: st.DataObject) -> None:
     token = sign_token(SECRET, ATTEMPT, expires_at=LATER)
@@ -112,15 +98,6 @@ def test_changed_token_is_refused(data: st.DataObject) -> None:
 
     with pytest.raises(InvalidToken):
         verify_token(SECRET, token[:place] + other + token[place + 1 :], NOW)
-
-
-@given(st.data())
-def test_cut_or_lengthened_token_is_refused(data: st.DataObject) -> None:
-    token = sign_token(SECRET, ATTEMPT, expires_at=LATER)
-    changed = token[: data.draw(st.integers(0, len(token) - 1))] if data.draw(st.booleans()) else token + "="
-
-    with pytest.raises(InvalidToken):
-        verify_token(SECRET, changed, NOW)
 
 
 def test_token_of_another_server_is_refused() -> None:

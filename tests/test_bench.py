@@ -3,13 +3,14 @@
 import importlib
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm_python
 
 BENCH = Path(__file__).parent.parent / "bench"
 GPU = BENCH / "gpu"
@@ -32,7 +33,7 @@ def run_workload(folder: Path, script: str, *arguments: str) -> dict[str, Any]:
 def run_script(folder: Path, script: Path, *arguments: str) -> list[dict[str, Any]]:
     """The lines that a script prints."""
     command = [sys.executable, str(script), *arguments]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    run = warm_python.run(command, cwd=folder, timeout=100)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 

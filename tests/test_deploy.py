@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agentlightning.store import LightningStoreClient
+from tests import warm_python
 from tests.postgres import PASSWORD, free_port, new_database
 
 yaml = pytest.importorskip("yaml")
@@ -140,7 +141,7 @@ def running(names: list[str], places: dict[str, str], environment: dict[str, str
             here = {**places, "4747": places[name]} if name in places else places
             given = {key: _local(value, here) for key, value in service["environment"].items()}
             command = ["sh", str(DEPLOY / "entrypoint.sh"), *(_local(word, here) for word in service["command"])]
-            processes.append(subprocess.Popen(command, env={**environment, **given}))
+            processes.append(warm_python.Popen(command, env={**environment, **given}))
             if "healthcheck" in service:
                 _wait_until_healthy([_local(word, here) for word in service["healthcheck"]["test"][1:]], environment)
         yield

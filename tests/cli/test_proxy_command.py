@@ -23,6 +23,7 @@ from agentlightning.cli.proxy import COMMAND, proxy_of
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, Span
 from agentlightning.types.attempt_keys import derive_attempt_key
+from tests import warm_python
 from tests.e2e.server_process import ServerProcess
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
@@ -37,9 +38,11 @@ MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
 class Serving:
     """The command, and what it said."""
 
+    popen: type[subprocess.Popen[Any]] = warm_python.Popen
+
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OPENAI_"))}
-        self.process = subprocess.Popen(
+        self.process = self.popen(
             [sys.executable, "-m", "agentlightning.cli", "proxy", *arguments],
             cwd=folder,
             env={**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
@@ -110,7 +113,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
 # ---------------------------------------------------------------------- serving
 
 
-async def test_calls_are_recorded_in_a_store_of_another_process(start: Start, stub_model: StubModel) -> None:
+async def test_calls_are_recorded_in_a_store_of_another_process(
+    start: Start, stub_model: StubModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Serving, "popen", subprocess.Popen)  # its memory is measured
     with ServerProcess() as server:
         async with LightningStoreClient(server.url) as store:
             rollout = await store.start_rollout({"n": 1})

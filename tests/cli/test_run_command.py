@@ -20,6 +20,7 @@ from agentlightning.emitter import find_final_reward
 from agentlightning.store import LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import Rollout, Span
+from tests import warm_python
 from tests.e2e.server_process import ServerProcess, left_behind
 from tests.stub_model.script import Failure, Script
 from tests.stub_model.server import StubModel, running
@@ -113,19 +114,17 @@ class Runs:
         return {"OPENAI_BASE_URL": self.model.openai_url, "OPENAI_API_KEY": REAL_KEY}
 
     def __call__(self, *arguments: str, stdin: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return warm_python.run(
             agl_run(*arguments),
             cwd=self.folder,
             env=environment(**{**self.provider, **changes}),
-            input=stdin,
-            capture_output=True,
-            text=True,
+            stdin=stdin,
             timeout=PATIENCE_SECONDS,
             start_new_session=True,
         )
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+        return warm_python.Popen(
             agl_run(*arguments),
             cwd=self.folder,
             env=environment(**self.provider),
@@ -422,20 +421,12 @@ def proxy_of(runs: Runs) -> Iterator[Callable[[str], str]]:
 
     def start(store: str) -> str:
         model = f"stub-model={runs.model.openai_url}"
-        command = [
-            sys.executable,
-            "-m",
-            "agentlightning.cli",
-            "proxy",
-            "--store",
-            store,
-            "--port",
-            "0",
-            "--model",
-            model,
-        ]
-        process = subprocess.Popen(
-            command, env=environment(AGL_PROXY_API_KEY=PROXY_KEY), stderr=subprocess.PIPE, text=True
+        options = ["--store", store, "--port", "0", "--model", model]
+        process = warm_python.Popen(
+            [sys.executable, "-m", "agentlightning.cli", "proxy", *options],
+            env=environment(AGL_PROXY_API_KEY=PROXY_KEY),
+            stderr=subprocess.PIPE,
+            text=True,
         )
         started.append(process)
         assert process.stderr is not None

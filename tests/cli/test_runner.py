@@ -16,6 +16,7 @@ import pytest
 from agentlightning.cli import main
 from agentlightning.store import LightningStoreClient
 from agentlightning.types import AttemptedRollout, RolloutConfig
+from tests import warm_python
 from tests.e2e.server_process import ServerProcess, free_port, left_behind
 from tests.runner.working import RESOURCES
 
@@ -70,7 +71,7 @@ class Joining:
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         self._output = folder / f"output-{len(list(folder.glob('output-*')))}"
         with self._output.open("w") as output:
-            self.process = subprocess.Popen(
+            self.process = warm_python.Popen(
                 [sys.executable, "-m", "agentlightning.cli", "runner", *arguments],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},

@@ -16,6 +16,7 @@ import pytest
 
 from agentlightning.cli import main
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
+from tests import warm_python
 
 TOKEN = "a-master-token-for-tests"
 
@@ -28,7 +29,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     running: list[subprocess.Popen[str]] = []
 
     def begin(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
+        process = warm_python.Popen(
             [sys.executable, "-m", "agentlightning.cli", *arguments],
             cwd=tmp_path,
             env={**os.environ, **environment},

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests import warm_python
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = {
     "vllm/__init__.py": "__version__ = '0.9.0'\n",
@@ -47,7 +49,7 @@ exit 7
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm_python.run(
         [sys.executable, "-m", "agentlightning.cli", "vllm", *arguments],
         cwd=folder,
         env={
@@ -56,8 +58,6 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
             "CALLED": str(folder / "called"),
             **environment,
         },
-        capture_output=True,
-        text=True,
         timeout=60,
     )
 

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from agentlightning.types import PromptTemplate
+from tests import warm_python
 
 FOLDER = Path(__file__).parents[2] / "examples" / "apo_room_selector"
 
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "apo_room_selector"
 def run_example(*arguments: str) -> str:
     command = [sys.executable, "-W", "error", str(FOLDER / "optimise.py"), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110, env=environment)
+    done = warm_python.run(command, timeout=110, env=environment)
     assert done.returncode == 0, done.stderr
     assert "Exception ignored" not in done.stderr
     return done.stdout

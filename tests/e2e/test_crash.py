@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from agentlightning.store import SqliteLightningStore
+from tests import warm_python
 
 STEPS_BEFORE_DEATH = (0, 0, 1, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 30, 45, 70, 100)
 LONGEST_DELAY_SECONDS = 0.01
@@ -156,7 +157,7 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path)
     chance = random.Random(20260101)
     path = tmp_path / "s.db"
     told = Told()
-    with subprocess.Popen(
+    with warm_python.Popen(
         [sys.executable, "-u", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as nursery:
         for steps in STEPS_BEFORE_DEATH:

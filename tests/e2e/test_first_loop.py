@@ -1,6 +1,5 @@
 """The first example, run as a user runs it; then its store is opened and looked into."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from agentlightning.semconv import AGL_REWARD
 from agentlightning.store import SqliteLightningStore
 from agentlightning.types import PromptTemplate
+from tests import warm_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_loop" / "first_loop.py"
 BEST = "Convert {miles} miles to kilometres. Round to one decimal and name the unit."
@@ -16,7 +16,7 @@ BEST = "Convert {miles} miles to kilometres. Round to one decimal and name the u
 
 def run_example(*arguments: str) -> str:
     command = [sys.executable, "-W", "error", str(EXAMPLE), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return warm_python.run(command, check=True, timeout=60).stdout
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ pytest.importorskip("torch", reason="learning needs torch")
 import agentlightning as agl  # after the check for torch
 from agentlightning.algorithm.grpo import Checkpoints
 from agentlightning.algorithm.grpo.progress import Curriculum
+from tests import warm_python
 
 SCRIPT = Path(__file__).parent / "learning_script.py"
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "calc_x"
@@ -43,7 +44,7 @@ def training(folder: Path, *, steps: int, save_every: int = 1) -> Iterator["subp
     """The script in a process of its own; whatever it started is gone afterwards."""
     command = [sys.executable, str(SCRIPT), str(folder), str(steps), str(save_every)]
     with open(folder / "errors", "ab") as errors:
-        process = subprocess.Popen(command, stdout=errors, stderr=errors)
+        process = warm_python.TorchPopen(command, stdout=errors, stderr=errors)
     family: list[psutil.Process] = []
     try:
         yield process

@@ -1,7 +1,6 @@
 """The example of an agent that is watched, run as a user runs it; then its store is opened and looked into."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,13 +8,14 @@ import pytest
 
 from agentlightning.adapter import TraceToMessages, TraceToTrajectory
 from agentlightning.store import SqliteLightningStore
+from tests import warm_python
 
 FOLDER = Path(__file__).parents[2] / "examples" / "observe_openai"
 
 
 def run_example(*arguments: str) -> str:
     command = [sys.executable, "-W", "error", str(FOLDER / "observe.py"), *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    done = warm_python.run(command, check=True, timeout=60)
     assert "Exception ignored" not in done.stderr
     return done.stdout
 

@@ -1,11 +1,11 @@
 """Several processes on one SQLite file: every rollout is worked on once, whoever enqueued it."""
 
 import asyncio
-import subprocess
 import sys
 from pathlib import Path
 
 from agentlightning.store import SqliteLightningStore
+from tests import warm_python
 
 PROCESSES = 4
 ROLLOUTS_EACH = 40
@@ -32,7 +32,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
 def test_processes_share_one_file(tmp_path: Path) -> None:
     path, total = tmp_path / "s.db", PROCESSES * ROLLOUTS_EACH
     workers = [
-        subprocess.Popen([sys.executable, "-c", WORKER, str(path), f"w-{n}", str(ROLLOUTS_EACH), str(total)])
+        warm_python.Popen([sys.executable, "-c", WORKER, str(path), f"w-{n}", str(ROLLOUTS_EACH), str(total)])
         for n in range(PROCESSES)
     ]
     try:

@@ -5,7 +5,6 @@ The work is done by the workload of the benchmark, which can be asked for more: 
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentlightning.store import LightningStoreClient
+from tests import warm_python
 from tests.e2e.server_process import ServerProcess, left_behind
 from tests.llm_proxy.accounts import ask, calls, endpoint, serving
 from tests.stub_model.server import running
@@ -33,13 +33,7 @@ def nothing_is_left() -> Iterator[None]:
 def accounted(folder: Path, calls: int) -> dict[str, Any]:
     amounts = {"calls": calls, "concurrency": CONCURRENCY, "kills": KILLS, "terms": TERMS}
     options = [f"--{name}={amount}" for name, amount in amounts.items()]
-    run = subprocess.run(
-        [sys.executable, str(WORKLOAD), *options, f"--folder={folder}"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    run = warm_python.run([sys.executable, str(WORKLOAD), *options, f"--folder={folder}"], timeout=100)
     assert run.returncode == 0, run.stderr
     figures: dict[str, Any] = json.loads(run.stdout)
     return figures

@@ -17,6 +17,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import TrainingError
 from agentlightning.store import SqliteLightningStore
+from tests import warm_python
 from tests.e2e.server_process import free_port, left_behind
 from tests.e2e.training_script import PATIENT
 from tests.stub_model.script import Script
@@ -145,7 +146,7 @@ class Training:
     def start(self, *options: str, **environment: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
         with open(self.folder / "errors.log", "a") as errors:
-            self.process = subprocess.Popen(
+            self.process = warm_python.Popen(
                 [sys.executable, "-W", "ignore", str(SCRIPT), f"sqlite:///{self.path}", str(self.port), *options],
                 cwd=self.folder,
                 env={**clean, "PYTHONPATH": str(ROOT), **environment},

@@ -26,6 +26,7 @@ from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError  # noqa: E402
+from tests import warm_python  # noqa: E402
 
 PATIENCE_SECONDS = 60.0
 HELLO: Any = [{"role": "user", "content": "37+58?"}]
@@ -179,12 +180,11 @@ def test_what_the_child_prints_is_not_taken_for_its_address(folder: Path, tmp_pa
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
 
-    done = subprocess.run(
+    done = warm_python.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
         timeout=PATIENCE_SECONDS,
-        check=False,
+        kind=warm_python.TorchPopen,
     )
 
     assert done.returncode == 0, done.stderr[-2000:]
@@ -214,7 +214,7 @@ def test_the_child_leaves_when_its_parent_is_killed(folder: Path) -> None:
         "print(server.process_id, *server._folders, flush=True)\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE)
+    parent = warm_python.TorchPopen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     number, *places = parent.stdout.readline().decode().split()
     child = psutil.Process(int(number))
@@ -230,7 +230,7 @@ def test_the_child_leaves_when_its_parent_is_killed(folder: Path) -> None:
 
 def test_the_command_serves_alone_until_it_is_interrupted(folder: Path) -> None:
     command = [sys.executable, "-m", "agentlightning.cli", "serve", str(folder), "--port", "0", "--name", "own"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = warm_python.TorchPopen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     words = ""
     while "Serving" not in words:

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.apo import APO
+from tests import warm_python
 from tests.stub_model.script import Request, Script
 from tests.stub_model.server import running
 
@@ -144,7 +144,7 @@ def test_the_pages_program_runs_as_pasted_at_the_default_sizes_within_two_minute
     program = tmp_path / "paste.py"
     program.write_text(PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```\n")[0])
 
-    done = subprocess.run([sys.executable, str(program)], check=False, capture_output=True, text=True, timeout=110)
+    done = warm_python.run([sys.executable, str(program)], timeout=110)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"Answer: {{question}} {ADVICE}"

@@ -15,6 +15,7 @@ import pytest
 
 from agentlightning.cli import COMMANDS, main
 from agentlightning.store import SqliteLightningStore
+from tests import warm_python
 
 MODULES = {"agentops": "agentops_server", "eval": "evaluate", "export-model": "export_model"}
 
@@ -147,7 +148,7 @@ def test_ctrl_c_ends_a_command_with_one_line(
     output = folder / "output"
     with output.open("w") as stream:
         command = [sys.executable, "-m", "agentlightning.cli", *arguments]
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
+        process = warm_python.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
     try:
         given_up = time.monotonic() + 60
         while "Ctrl-C" not in output.read_text() and process.poll() is None:

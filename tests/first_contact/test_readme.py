@@ -1,9 +1,10 @@
 """The first code that a reader of README.md pastes."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from tests import warm_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,9 +16,7 @@ def test_the_first_code_of_the_readme_shows_each_task_with_its_reward(tmp_path: 
     assert found is not None
     (tmp_path / "first.py").write_text(found[1], encoding="utf-8")
 
-    done = subprocess.run(
-        [sys.executable, "first.py"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=100
-    )
+    done = warm_python.run([sys.executable, "first.py"], cwd=tmp_path, check=True, timeout=100)
 
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["task", "output", "reward", "time", "error"]

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.execution import client_server
+from tests import warm_python
 from tests.e2e.server_process import ServerProcess, free_port
 
 TOKEN = "a-secret-token-of-some-length"
@@ -88,7 +88,7 @@ def test_runner_and_algorithm_meet_at_a_server_that_runs(server: ServerProcess) 
         "agl.Trainer(store=store, strategy={'type': 'cs', 'role': 'runner'}, max_rollouts=1).fit("
         "lambda task: 1.0)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program]) as runner:
+    with warm_python.Popen([sys.executable, "-c", program]) as runner:
         strategy = {"type": "cs", "role": "algorithm", "server_port": free_port()}
         trainer(store=a_client(server), strategy=strategy).fit(one, train_dataset=["by role"])
 

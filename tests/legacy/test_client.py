@@ -7,7 +7,6 @@ import logging
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.types import PromptTemplate, RolloutLegacy, Task, Triplet
+from tests import warm_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 
@@ -222,7 +222,7 @@ if child:
     sys.exit(os.waitpid(child, 0)[1])
 """
 
-    subprocess.run([sys.executable, "-c", script, served.endpoint], check=True, timeout=60)
+    warm_python.run([sys.executable, "-c", script, served.endpoint], check=True, timeout=60)
 
     statistics = served.run(served.server.store.statistics())
     assert statistics["queue_length"] == 3

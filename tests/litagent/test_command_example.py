@@ -1,15 +1,16 @@
 """The example of a program as an agent, run as a user runs it."""
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests import warm_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "command_agent" / "train.py"
 
 
 def test_the_better_prompt_wins() -> None:
     command = [sys.executable, "-W", "error", str(EXAMPLE)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    done = warm_python.run(command, check=True, timeout=100)
 
     assert done.stdout == (
         "0.00  What is {question}?\n"

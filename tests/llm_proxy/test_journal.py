@@ -18,6 +18,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import journal as journals
 from agentlightning.llm_proxy.call_record import CallRecord, Origin
 from agentlightning.llm_proxy.journal import Journal
+from tests import warm_python
 from tests.llm_proxy.accounts import record, until
 
 
@@ -197,7 +198,7 @@ sys.stdin.read()
 
 
 def test_killed_process_leaves_its_calls_to_the_next(tmp_path: Path) -> None:
-    writer = subprocess.Popen(
+    writer = warm_python.Popen(
         [sys.executable, "-c", _WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     living = Journal(tmp_path)

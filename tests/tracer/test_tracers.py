@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-import subprocess
 import sys
 import textwrap
 import threading
@@ -25,6 +24,7 @@ from agentlightning.tracer import (
 )
 from agentlightning.tracer.recording import RecordingTracer
 from agentlightning.types import Span, TraceStatus
+from tests import warm_python
 from tests.tracer.conftest import TroubledStore, refuse_the_bad
 
 KINDS = {"otel": OtelTracer, "agentops": AgentOpsTracer, "dummy": DummyTracer}
@@ -224,7 +224,7 @@ def test_weave_is_missed_in_words() -> None:
 
 def run_python(code: str) -> str:
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = warm_python.run(command, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout

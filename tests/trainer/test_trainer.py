@@ -1,7 +1,6 @@
 """Trainer: its parts in every form, and what it says of wrong use."""
 
 import asyncio
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from agentlightning.store import (
 from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.trainer import Trainer
 from agentlightning.types import Hook, PromptTemplate
+from tests import warm_python
 from tests.e2e.server_process import free_port
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering
 from tests.trainer.trainings import Halving, a_trainer, endless, rewards_of
@@ -373,7 +373,7 @@ def test_a_program_without_a_guard_of_its_main_module_is_told_under_spawn(tmp_pa
         "agl.Trainer(algorithm=agl.Baseline(), strategy=strategy, progress='off').fit(agent, [1])\n"
     )
 
-    ended = subprocess.run([sys.executable, program], capture_output=True, timeout=120, check=False)
+    ended = warm_python.run([sys.executable, program], timeout=120)
 
     assert ended.returncode == 1
     assert b"put what starts the training under `if __name__ == '__main__':`" in ended.stderr

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.errors import ConfigurationError, TrainingError
+from tests import warm_python
 from tests.algorithm.grpo.small_model import SmallModel
 
 SAVERS = Path(__file__).with_name("killed_savers.py")
@@ -228,7 +228,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_p
     command = [sys.executable, str(SAVERS), str(tmp_path), "7"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = warm_python.run(command, env=environment, timeout=100, kind=warm_python.TorchPopen)
 
     assert done.returncode == 0, done.stderr
     kills = [json.loads(line) for line in done.stdout.splitlines()]

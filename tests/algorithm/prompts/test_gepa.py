@@ -1,7 +1,6 @@
 """Runs of GEPA over a store, with agents and a reflecting model of a small world."""
 
 import asyncio
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
+from tests import warm_python
 from tests.algorithm.prompts.world import WORDS, Writer, evolved, share_of_words
 
 # ---------------------------------------------------------------------- the reflecting model
@@ -160,7 +160,7 @@ async def test_failed_rollouts_are_shown_to_the_model_with_their_error() -> None
 def test_importing_algorithms_does_not_import_gepa() -> None:
     told = "import sys, agentlightning.algorithm, agentlightning.algorithm.gepa; assert 'gepa' not in sys.modules"
 
-    subprocess.run([sys.executable, "-c", told], check=True, timeout=120)
+    warm_python.run([sys.executable, "-c", told], check=True, timeout=120)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

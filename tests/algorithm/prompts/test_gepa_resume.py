@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
 from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.store import InMemoryLightningStore
+from tests import warm_python
 from tests.algorithm.prompts.world import Judge, Writer, evolved, share_of_words
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ def test_a_process_that_was_killed_is_continued_by_another(tmp_path: Path) -> No
     def process(name: str, kill_at: int, hash_seed: str) -> int:
         command = [sys.executable, "-m", "tests.algorithm.prompts.killed_run", name, str(kill_at)]
         places = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **places}, timeout=120)
+        done = warm_python.run(command, cwd=tmp_path, env={**os.environ, **places}, timeout=120)
         return done.returncode
 
     assert process("whole", 0, "1") == 0

@@ -13,13 +13,14 @@ import pytest
 import requests
 
 from agentlightning.cli import main
+from tests import warm_python
 
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """A command that serves a file with two processes, in a process group of its own, and its address."""
     command = ["store", "--port", "0", "--path", str(tmp_path / "runs.db"), "--n-workers", "2"]
-    process = subprocess.Popen(
+    process = warm_python.Popen(
         [sys.executable, "-m", "agentlightning.cli", *command],
         stderr=subprocess.PIPE,
         text=True,

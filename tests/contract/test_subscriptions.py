@@ -1,12 +1,13 @@
 """Subscriptions, over every back end."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidQuery
+from agentlightning.errors import InvalidQuery, InvalidValue
 from agentlightning.store import LightningStore
 from agentlightning.types import Notice
 
@@ -52,6 +53,19 @@ async def test_subscriber_chooses_kinds(store: LightningStore, make_span: Any) -
     await notices.aclose()  # type: ignore[attr-defined]
 
     assert [n.status for n in told] == ["preparing", "running", "succeeded"]
+
+
+async def test_nobody_is_told_what_a_refused_call_had_begun(store: LightningStore, make_span: Any) -> None:
+    rollout = await store.start_rollout("a")
+    notices = store.subscribe(["span"])
+
+    with pytest.raises(InvalidValue):
+        await store.add_many_spans([make_span(rollout, name="kept"), make_span(rollout, attributes={"x": math.nan})])
+    await store.add_span(make_span(rollout, name="later"))
+
+    (told,) = await take(notices, 1)
+    await notices.aclose()  # type: ignore[attr-defined]
+    assert told.name == "later"
 
 
 async def test_subscription_begins_with_the_call(store: LightningStore) -> None:

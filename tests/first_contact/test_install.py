@@ -71,8 +71,12 @@ def lines_of_texts() -> Iterator[InstallLine]:
 def lines_of_messages() -> Iterator[InstallLine]:
     """Those in the package: written out, or built by `install_command`."""
     for path in sorted((ROOT / "agentlightning").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            place = f"{path.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)}"
+        text = path.read_text(encoding="utf-8")
+        if "pip install" not in text and "install_command" not in text:
+            continue
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(text)):
+            place = f"{name}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and path.name != "installation.py":
                 for match in IN_MESSAGE.finditer(node.value):
                     yield InstallLine(place, tuple(match[1].rstrip(".").split()))

@@ -376,4 +376,4 @@ def test_a_program_without_a_guard_of_its_main_module_is_told_under_spawn(tmp_pa
     ended = warm_python.run([sys.executable, program], timeout=120)
 
     assert ended.returncode == 1
-    assert b"put what starts the training under `if __name__ == '__main__':`" in ended.stderr
+    assert "put what starts the training under `if __name__ == '__main__':`" in ended.stderr

@@ -51,7 +51,7 @@ async def test_refused_upload_hears_why_though_it_is_still_sending(serve: Any) -
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (gzip.compress(b" " * 100 * MEGABYTE), 413),
+        (gzip.compress(b" " * 100 * MEGABYTE, compresslevel=1), 413),
         (gzip.compress(b'{"input": 1}')[:-9], 400),
         (b"not gzip at all", 400),
         (gzip.compress(b'{"input": 1}'), 201),

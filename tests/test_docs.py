@@ -7,6 +7,7 @@ is left out.
 
 import ast
 import asyncio
+import inspect
 import re
 import sys
 import threading
@@ -14,6 +15,7 @@ import types
 from collections.abc import Iterator
 from inspect import CO_COROUTINE
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ ENDING_SECONDS = 5.0
 
 
 def pages() -> list[Path]:
-    written = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    written = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in written if FENCE in page.read_text(encoding="utf-8")]
 
 
@@ -49,6 +51,18 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_every_fence_of_a_page_is_understood(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(BLOCK.findall(text)) == text.count(FENCE)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    import agentlightning as agl
+
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    objects = [(path.rpartition(".")[2], resolve_name(path)) for path in re.findall(r"^::: (\S+)", text, re.MULTILINE)]
+    shown = {name for name, _ in objects} | {
+        name for _, found in objects if inspect.ismodule(found) for name in dir(found)
+    }
+
+    assert [name for name in agl.__all__ if name[0] != "_" and name not in shown and f"`{name}`" not in text] == []
 
 
 def test_the_environment_page_names_every_variable() -> None:

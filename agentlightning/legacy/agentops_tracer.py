@@ -27,6 +27,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import LoopThread
 
 __all__ = ["AgentOpsTracer", "LightningSpanProcessor"]
@@ -84,10 +85,8 @@ class LightningSpanProcessor(SpanProcessor):
             return
         store, rollout_id, attempt_id = self._store, self._rollout_id, self._attempt_id
         if store is not None and rollout_id is not None and attempt_id is not None:
-            try:
+            with log_failures(logger, "Span '%s' could not be stored.", span.name):  # which the agent must not notice
                 self._await_in_loop(_store_quietly(store, rollout_id, attempt_id, span), timeout=STORE_SECONDS)
-            except Exception:  # the agent must not notice what a store does
-                logger.exception("Span '%s' could not be stored.", span.name)
         self._spans.append(span)
 
     def _await_in_loop(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T | None:

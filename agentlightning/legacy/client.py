@@ -30,6 +30,7 @@ from agentlightning.types import ResourcesUpdate, RolloutLegacy, RolloutMode, Ta
 from agentlightning.utils.deadline import until
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.json_values import JsonMapping, JsonObject
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import run_in_loop
 from agentlightning.utils.once import fork_handlers
 
@@ -429,12 +430,10 @@ def _caller() -> object:
 
 def call_back(callback: Callback, update: ResourcesUpdate) -> None:
     """Call with new resources; what the callback raises is logged, and the next update still comes."""
-    try:
+    with log_failures(logger, "A callback failed for resources %s.", update.resources_id):
         result = callback(update)
         if inspect.isawaitable(result):
             run_in_loop(result, "agl-legacy-callback")
-    except Exception:
-        logger.exception("A callback failed for resources %s.", update.resources_id)
 
 
 def _leave_behind(client: AgentLightningClient) -> None:

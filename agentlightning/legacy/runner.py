@@ -43,6 +43,7 @@ from agentlightning.types import (
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import run_in_loop
 
 __all__ = ["LegacyAgentRunner", "call_on_loop", "call_plainly", "rollout_method"]
@@ -171,10 +172,8 @@ class LegacyAgentRunner(ParallelWorkerBase):
         return rollout
 
     def _tell_agent(self, name: str, *arguments: object) -> None:
-        try:
+        with log_failures(logger, "%s.%s failed.", type(self.agent).__name__, name):
             getattr(self.agent, name)(*arguments, self, self.tracer)
-        except Exception:  # a callback's fault is not the rollout's
-            logger.exception("%s.%s failed.", type(self.agent).__name__, name)
 
     @property
     def _name(self) -> str:
@@ -204,16 +203,13 @@ class LegacyAgentRunner(ParallelWorkerBase):
             return []
 
     def _triplets(self, spans: Sequence[ReadableSpan | Span]) -> list[Triplet] | None:
-        if not spans:
-            return None
-        try:
-            triplets = list(self.triplet_exporter.adapt(spans))
-        except Exception:  # an adapter's fault is not the rollout's, and its trace is posted
-            logger.exception("%s could not read a trace.", type(self.triplet_exporter).__name__)
-            return None
-        if all(isinstance(triplet, Triplet) for triplet in triplets):
-            return triplets
-        logger.warning("%s makes no triplets, so none are posted.", type(self.triplet_exporter).__name__)
+        adapter = type(self.triplet_exporter).__name__
+        if spans:
+            with log_failures(logger, "%s could not read a trace.", adapter):  # which is posted all the same
+                triplets = list(self.triplet_exporter.adapt(spans))
+                if all(isinstance(triplet, Triplet) for triplet in triplets):
+                    return triplets
+                logger.warning("%s makes no triplets, so none are posted.", adapter)
         return None
 
 

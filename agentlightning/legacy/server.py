@@ -7,21 +7,19 @@ results come back here. Serving is left to the server launcher, everything that 
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
-
-from fastapi import FastAPI
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.legacy.data_store import ServerDataStore
-from agentlightning.legacy.routes import add_routes
+from agentlightning.legacy.routes import LegacyApp
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.server import checked_token, warn_if_open
 from agentlightning.types import NamedResources, RolloutLegacy, RolloutMode, TaskInput
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.json_values import JsonObject
-from agentlightning.utils.server_launcher import UNOBSERVED, PythonServerLauncher, PythonServerLauncherArgs
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 if TYPE_CHECKING:
     import uvicorn
@@ -61,16 +59,11 @@ class AgentLightningServer:
         self._data_store = ServerDataStore(store, task_timeout_seconds=task_timeout_seconds)
         self._token = checked_token(resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
         warn_if_open("server of the v0.1 protocol", host, self._token)
-        self._app = FastAPI(
-            title="Agent Lightning server (v0.1 protocol)",
-            lifespan=self._lifespan,
-            docs_url=None,  # FastAPI's page runs scripts from elsewhere, beside routes that change the store
-            redoc_url=None,
-            telemetry=UNOBSERVED,
-        )
+        self._app = self._setup_routes()
         self._launcher: PythonServerLauncher | None = None
+        self._serving = ExitStack()
+        """Ends `_lifespan`."""
         self._stopped = asyncio.Event()
-        self._setup_routes()
 
     @property
     def endpoint(self) -> str:
@@ -91,8 +84,7 @@ class AgentLightningServer:
     @property
     def _store(self) -> ServerDataStore | None:
         """What the routes use; None while the server is not running."""
-        data_store: ServerDataStore | None = self._app.state.data_store
-        return data_store
+        return self._app.data_store
 
     @property
     def _uvicorn_server(self) -> "uvicorn.Server | None":
@@ -111,20 +103,24 @@ class AgentLightningServer:
         arguments = PythonServerLauncherArgs(host=self.host, port=self.port, launch_mode="asyncio")
         self._launcher = launcher = PythonServerLauncher(self._app, arguments)
         self._stopped = asyncio.Event()
+        self._serving.enter_context(self._lifespan())
         try:
             await launcher.start()
         except BaseException:
             self._launcher = None
+            self._serving.close()
             raise
         self.port = launcher.port  # of this one: it may have been stopped meanwhile
+        self.startup_event.set()
         logger.info("Serving tasks on %s", self.endpoint)
 
     async def stop(self) -> None:
         """Finish requests in flight and stop; does nothing if the server is not running."""
         launcher, self._launcher = self._launcher, None
-        self._app.state.stopping.set()
+        self._app.stopping.set()
         if launcher is not None:
             await launcher.stop()
+        self._serving.close()
         self._stopped.set()
 
     async def run_forever(self) -> None:
@@ -136,21 +132,20 @@ class AgentLightningServer:
         finally:
             await self.stop()
 
-    @asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        app.state.data_store = self._data_store
-        app.state.stopping = asyncio.Event()  # one of this loop
+    @contextmanager
+    def _lifespan(self) -> Iterator[None]:
+        """While it lasts, the routes have their state."""
+        self._app.data_store = self._data_store
+        self._app.stopping = asyncio.Event()  # one of this loop
         self.loop = asyncio.get_running_loop()
-        self.startup_event.set()
         try:
             yield
         finally:
             self.startup_event.clear()
-            self.loop = None
-            app.state.data_store = None
+            self.loop = self._app.data_store = None
 
-    def _setup_routes(self) -> None:
-        add_routes(self._app, token=self._token)
+    def _setup_routes(self) -> LegacyApp:
+        return LegacyApp(token=self._token)
 
     # ------------------------------------------------------------------ the algorithm's operations
 

@@ -1,7 +1,7 @@
 """Runner: claims rollouts from the store, runs the agent on them, and reports."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,6 +11,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Hook, NamedResources, ParallelWorkerBase, Rollout, RolloutMode
 from agentlightning.types.lifecycle import Component, lifecycle_of
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import run_in_loop
 
 if TYPE_CHECKING:
@@ -97,8 +98,6 @@ class Runner(Component, ParallelWorkerBase, Generic[T_task]):
         return run_in_loop(self.step(input, resources=resources, mode=mode), "agl-runner")
 
 
-def _quietly(undo: Any, message: str) -> None:
-    try:
+def _quietly(undo: Callable[[], object], message: str) -> None:
+    with log_failures(logger, message):  # what the body raised matters more
         undo()
-    except Exception:  # what the body raised matters more
-        logger.exception(message)

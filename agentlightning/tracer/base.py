@@ -23,6 +23,7 @@ from agentlightning.types import (
     TraceStatus,
 )
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
+from agentlightning.utils.log_failures import log_failures
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -203,10 +204,8 @@ class Tracer(Component, ParallelWorkerBase):
             return
         trace = spans()
         for listener in tuple(self._listeners):
-            try:
+            with log_failures(logger, "A listener of %s failed.", type(self).__name__):
                 listener(trace)
-            except Exception:  # a listener's fault is not the agent's
-                logger.exception("A listener of %s failed.", type(self).__name__)
 
     def get_langchain_handler(self) -> Any:
         """A callback handler for LangChain; None where the tracer has none to give."""

@@ -30,9 +30,9 @@ def server() -> Iterator[AgentLightningServer]:
 @pytest.fixture
 def not_started(server: AgentLightningServer) -> Iterator[None]:
     """Requests are answered, but the server has no state yet."""
-    data_store, server._app.state.data_store = server._app.state.data_store, None
+    data_store, server._app.data_store = server._app.data_store, None
     yield
-    server._app.state.data_store = data_store
+    server._app.data_store = data_store
 
 
 def send(server: AgentLightningServer, method: str, path: str, **options: Any) -> requests.Response:

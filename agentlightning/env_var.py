@@ -44,6 +44,7 @@ class LightningEnvVar(str, Enum):
     AGL_ALLOW_POML = ("AGL_ALLOW_POML", bool, False, "Whether POML templates out of a store are run, which are code.")
     AGL_ENGINE_WEIGHTS_KEY = ("AGL_ENGINE_WEIGHTS_KEY", str, None, "Key that `agl serve` demands for new weights.")
     AGL_PROXY_API_KEY = ("AGL_PROXY_API_KEY", str, None, "Key that an LLM proxy demands of who is not an attempt.")
+    AGL_MAX_VALUES = ("AGL_MAX_VALUES", int, 200_000, "Most values, of JSON, that servers take in one request.")
     AGL_FILE_MODE = ("AGL_FILE_MODE", str, "0600", "Mode, in octal digits, of new files that hold what a store holds.")
 
 

@@ -6,11 +6,20 @@ own. Both are bounded here, so that a request costs no more than its announced l
 
 import asyncio
 import zlib
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
 
-__all__ = ["COMPRESS_FROM_BYTES", "GZIP_MAGIC", "compressed", "decompress", "decompressed", "too_large"]
+__all__ = [
+    "COMPRESS_FROM_BYTES",
+    "GZIP_MAGIC",
+    "compressed",
+    "compressed_parts",
+    "decompress",
+    "decompressed",
+    "too_large",
+]
 
 COMPRESS_FROM_BYTES: Final = 1024
 """Bodies above this travel compressed."""
@@ -34,6 +43,13 @@ def compressed(body: bytes) -> bytes:
     """A body as gzip."""
     compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
     return compressor.compress(body) + compressor.flush()
+
+
+def compressed_parts(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The parts of a body as those of its gzip; none of them is empty."""
+    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
+    yield from filter(None, map(compressor.compress, parts))
+    yield compressor.flush()
 
 
 async def decompress(body: bytes, max_bytes: int) -> bytes:

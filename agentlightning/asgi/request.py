@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
-from agentlightning.asgi.compression import decompress, too_large
+from agentlightning.asgi.compression import too_large
 from agentlightning.errors import AgentLightningError, InvalidValue
 from agentlightning.utils.deadline import within
 
@@ -61,11 +61,19 @@ class Request:
         text = self.scope["query_string"]
         return parse_qsl(text.decode("latin-1"), keep_blank_values=True) if text else []
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the body is in gzip; `InvalidValue` if it is in another encoding."""
+        encoding = self.header(b"content-encoding").strip().lower()
+        if encoding not in ("", "identity", "gzip"):
+            raise InvalidValue(f"Content-Encoding is '{encoding}'; send gzip, or nothing.")
+        return encoding == "gzip"
+
     async def body(self, *, max_bytes: int, timeout_seconds: float | None = None) -> bytes:
-        """The whole body, decompressed.
+        """The whole body as it was sent; `Bodies.read` also decompresses it, and bounds the memory of all.
 
         Args:
-            max_bytes: The limit of the body as it is sent, and as it is once decompressed.
+            max_bytes: The limit of the body.
             timeout_seconds: Within which all of it must arrive; each part must within `IDLE_SECONDS`.
         """
         announced = self.header(b"content-length")
@@ -88,13 +96,7 @@ class Request:
             if size > max_bytes:
                 raise too_large(max_bytes)
             is_complete = not message.get("more_body", False)
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        encoding = self.header(b"content-encoding").strip().lower()
-        if encoding in ("", "identity"):
-            return body
-        if encoding != "gzip":
-            raise InvalidValue(f"Content-Encoding is '{encoding}'; send gzip, or nothing.")
-        return await decompress(body, max_bytes)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def unless_disconnected(self, awaited: Awaitable[ResultT]) -> ResultT:
         """Await something that may take long; `Disconnected`, and its end, if the caller leaves meanwhile.

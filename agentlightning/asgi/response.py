@@ -1,21 +1,34 @@
-"""Answers: a status, headers and a body in one piece, compressed where the caller can read it."""
+"""Answers: a status, headers and a body, in one piece or in many, compressed where the caller can read it."""
 
-from collections.abc import Sequence
+import asyncio
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, compressed_parts
 from agentlightning.asgi.request import Message, Send
 from agentlightning.errors import AgentLightningError
 
-__all__ = ["NOSNIFF", "Header", "Response", "error_response", "json_response", "with_nosniff"]
+__all__ = [
+    "NOSNIFF",
+    "Header",
+    "LargeResponse",
+    "Response",
+    "error_response",
+    "json_response",
+    "response_of",
+    "with_nosniff",
+]
 
 Header = tuple[bytes, bytes]
 
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 """Keeps browsers from taking an answer for a script or a page because of what it holds."""
+WHOLE_BYTES: Final = 256 * 1024
+"""Answers up to this are made in the event loop."""
 _UNAUTHORIZED, _REQUEST_TIMEOUT = 401, 408
 
 
@@ -43,6 +56,38 @@ class Response:
             headers.append((b"www-authenticate", b"Bearer"))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+@dataclass(frozen=True)
+class LargeResponse:
+    """An answer that is made in a thread and sent part by part, so that it holds up nobody and is never kept whole."""
+
+    status: int
+    parts: Iterable[bytes]
+
+    async def send(self, send: Send, *, accept_encoding: str = "") -> None:
+        """Make and send it, compressed if the header `accept_encoding` of the request allows that."""
+        headers = [(b"content-type", b"application/json"), NOSNIFF]
+        parts = iter(self.parts)
+        if _accepts_gzip(accept_encoding):
+            parts = compressed_parts(parts)
+            headers.append((b"content-encoding", b"gzip"))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        while part := await asyncio.to_thread(next, parts, b""):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def response_of(status: int, parts: Iterator[bytes]) -> Response | LargeResponse:
+    """An answer whose JSON comes in parts: made at once if it is not long."""
+    made: list[bytes] = []
+    size = 0
+    for part in parts:
+        made.append(part)
+        size += len(part)
+        if size > WHOLE_BYTES:
+            return LargeResponse(status, itertools.chain(made, parts))
+    return Response(status, b"".join(made))
 
 
 def json_response(value: Any, status: int = 200, headers: Sequence[Header] = ()) -> Response:

@@ -8,6 +8,7 @@ GET   /agl/status, /health
 """
 
 import asyncio
+import hashlib
 import hmac
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import Final
 
 import orjson
 
+from agentlightning.asgi.bodies import Bodies
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
 from agentlightning.asgi.response import NOSNIFF, Response, json_response
@@ -25,7 +27,7 @@ from agentlightning.asgi.routes import RouteTable
 from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.calls import Call, CallbackQueue, CallsInFlight
 from agentlightning.engine.codec import ChatCodec
-from agentlightning.engine.requests import json_object, parse_request
+from agentlightning.engine.requests import CompletionRequest, json_object, parse_request
 from agentlightning.engine.responses import Responses, event
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedReader, read_weights
@@ -40,6 +42,8 @@ KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
 WEIGHTS_PATH: Final = b"/agl/weights"
 MAX_BODY_BYTES: Final = 32 * 1024**2
+MAX_ANNOUNCEMENT_BYTES: Final = 64 * 1024
+"""Of new weights, which name a file."""
 WATCH_AFTER_SECONDS: Final = 0.05
 """After which a waiting caller is watched for leaving; most have their response by then, and need no watching."""
 _EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -90,6 +94,7 @@ class EngineApp:
         self._weights_key = weights_key
         self._weights_folders = [Path(os.path.realpath(folder)) for folder in weights_folders]
         self._callers = CallerCheck(has_key=api_key is not None)
+        self._bodies = Bodies()
         self._responses = Responses(self.name, codec)
         self._in_flight = CallsInFlight()
         self._callbacks: CallbackQueue | None = None
@@ -173,13 +178,14 @@ class EngineApp:
     # ------------------------------------------------------------------ completions
 
     async def _complete(self, request: Request, send: Send, values: dict[str, str]) -> None:
-        path, body = _path(request), await request.body(max_bytes=MAX_BODY_BYTES)
-        key = path + (request.header(b"idempotency-key").encode() or body)
+        path = _path(request)
+        async with self._bodies.read(request, max_bytes=MAX_BODY_BYTES) as body:
+            wanted = await self._bodies.parse(body, lambda body: self._parse(body, is_chat=path == _CHAT))
+            key = path + (request.header(b"idempotency-key").encode() or hashlib.blake2b(body).digest())
         is_retry = request.header(b"x-stainless-retry-count") not in ("", "0")
         if is_retry and (running := self._in_flight.join(key)) is not None:
             await self._respond(running, request, send)
             return
-        wanted = parse_request(body, self.codec, is_chat=path == _CHAT, max_length=self.engine.max_length)
         if wanted.model is not None and wanted.model != f"agl/{self.name}":
             self._check_model(wanted.model)
         if self._callbacks is None:
@@ -222,9 +228,12 @@ class EngineApp:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _tokenize(self, request: Request, send: Send, values: dict[str, str]) -> Response:
-        body = await request.body(max_bytes=MAX_BODY_BYTES)
-        [tokens] = parse_request(body, self.codec, is_chat=True, max_length=self.engine.max_length).prompts
+        async with self._bodies.read(request, max_bytes=MAX_BODY_BYTES) as body:
+            [tokens] = (await self._bodies.parse(body, lambda body: self._parse(body, is_chat=True))).prompts
         return json_response({"count": len(tokens), "tokens": tokens})
+
+    def _parse(self, body: bytes, *, is_chat: bool) -> CompletionRequest:
+        return parse_request(body, self.codec, is_chat=is_chat, max_length=self.engine.max_length)
 
     # ------------------------------------------------------------------ the model and its weights
 
@@ -255,7 +264,7 @@ class EngineApp:
         engine = self.engine
         if not isinstance(engine, InferenceEngine):
             raise NotAllowed(f"The engine of '{self.name}' takes its weights from elsewhere.")
-        fields = json_object(await request.body(max_bytes=MAX_BODY_BYTES))
+        fields = json_object(await request.body(max_bytes=MAX_ANNOUNCEMENT_BYTES))
         version, path = fields.get("version"), fields.get("path")
         if isinstance(version, bool) or not isinstance(version, int) or not isinstance(path, str):
             raise InvalidRequest('New weights are announced as {"version": 3, "path": "/…/weights.safetensors"}.')

@@ -10,11 +10,13 @@ server that has not started or has stopped with 503; both say why under `detail`
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from agentlightning.asgi.bodies import LARGE_BYTES, Bodies
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.request import ConnectionScope, Disconnected, Receive, Request, Send
 from agentlightning.asgi.response import Response, error_response, json_response
@@ -144,6 +146,7 @@ class LegacyApp:
         """Ends requests that wait; one of the loop that serves."""
         self._token = token
         self._callers = CallerCheck(has_key=token is not None)
+        self._bodies = Bodies()
         self._routes: RouteTable[Callable[..., Awaitable[Response]]] = RouteTable()
         for verb, path, endpoint in (
             ("GET", "/task", Call.next_task),
@@ -165,8 +168,7 @@ class LegacyApp:
         request = Request(scope, receive)
         try:
             self._callers.check(scope)
-            self._check_token(request)
-            response = await self._respond(request)
+            response = await self._respond(request, self._checked_limit(request))
         except Disconnected:
             return
         except ValidationError as error:  # what is wrong where; the input is not repeated
@@ -179,17 +181,19 @@ class LegacyApp:
         offering = replace(response, headers=(*response.headers, _OFFER))
         await offering.send(send, accept_encoding=request.header(b"accept-encoding"))
 
-    def _check_token(self, request: Request) -> None:
+    def _checked_limit(self, request: Request) -> int:
+        """How large the body may be, which is for admins alone above a few megabytes; refuses what is not permitted."""
         if self._token is None:
-            return
+            return MAX_BODY_BYTES
         permitted = admit(self._token, request.header(b"authorization"))
         method, path = request.scope["method"], request.scope["path"]
         is_for_runners = method == "GET" or path in _RUNNERS_POSTS
         if permitted.kind != "admin" and not (permitted.kind == "runner" and is_for_runners):
             raise NotAllowed(f"A token of scope {permitted} does not permit {method} {path}; use the master token.")
+        return MAX_BODY_BYTES if permitted.kind == "admin" else LARGE_BYTES
 
-    async def _respond(self, request: Request) -> Response:
-        verb, body = request.scope["method"], b""
+    async def _respond(self, request: Request, max_bytes: int) -> Response:
+        verb = request.scope["method"]
         found = self._routes.find(verb, request.raw_path)
         if found is None:
             allowed = ", ".join(self._routes.verbs(request.raw_path))
@@ -197,14 +201,18 @@ class LegacyApp:
             return json_response(
                 {"detail": "Method Not Allowed" if allowed else "Not Found"}, 405 if allowed else 404, headers
             )
-        if verb == "POST":
-            body = await request.body(max_bytes=MAX_BODY_BYTES, timeout_seconds=BODY_TIMEOUT_SECONDS)
         endpoint, values = found
-        if self.data_store is None:
-            if endpoint is Call.next_task:
-                return _written(TaskIfAny(is_available=False))
-            raise StoreUnavailable("The server is not initialised; wait until it has started.")
-        return await endpoint(Call(self, self.data_store, request, body), **values)
+        async with AsyncExitStack() as memory:
+            body = b""
+            if verb == "POST":
+                reading = self._bodies.read(request, max_bytes=max_bytes, timeout_seconds=BODY_TIMEOUT_SECONDS)
+                body = await memory.enter_async_context(reading)
+                await self._bodies.parse(body, lambda body: None)
+            if self.data_store is not None:
+                return await endpoint(Call(self, self.data_store, request, body), **values)
+        if endpoint is Call.next_task:
+            return _written(TaskIfAny(is_available=False))
+        raise StoreUnavailable("The server is not initialised; wait until it has started.")
 
 
 def _written(answer: BaseModel) -> Response:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
+from agentlightning.asgi.bodies import Bodies
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
 from agentlightning.asgi.response import Response, json_response
@@ -40,7 +41,7 @@ class GatewaySettings:
     """What the gateway allows and asks for."""
 
     max_request_bytes: int = 64 * 1024**2
-    max_response_bytes: int = 256 * 1024**2
+    max_response_bytes: int = 32 * 1024**2
     asks_for_ids: bool = True
     asks_for_logprobs: bool = True
 
@@ -69,6 +70,7 @@ class Gateway:
         """Names of backends that refuse requests with fields they do not know."""
         self.overridden_fields: set[tuple[str, str]] = set()
         """Models and fields of their calls that were overridden, which is logged once for each."""
+        self.bodies = Bodies()
         self._callers = CallerCheck(has_key=authenticator.is_locked)
         self._started = time.monotonic()
 

@@ -65,7 +65,6 @@ class ProxiedCall:
         self._is_finished = False
         self._earlier_tries = 0
         self._origin: Origin | None = None
-        self._is_begun = False
         self._upstream: UpstreamRequest | None = None
         self._relay: StreamRelay | None = None
         self._pending: PendingCall | None = None
@@ -84,16 +83,17 @@ class ProxiedCall:
         watching: asyncio.Task[None] | None = None
         try:
             caller = self._gateway.authenticator.admit(self._route, self._headers)
-            self._record.request = await self._request.body(max_bytes=self._gateway.settings.max_request_bytes)
-            watching = asyncio.create_task(self._watch(asyncio.current_task()), name="agl-proxy-caller")
-            if caller.origin is not None:
-                self._origin = self._record.origin = caller.origin
-                self._gateway.recorder.begin(caller.origin)
-            self._is_begun = True
             await self._gateway.check_attempt(caller)
-            if self._origin is None:
-                self._gateway.note_unattributed(self._route.path)
-            await self._serve()
+            bodies, limit = self._gateway.bodies, self._gateway.settings.max_request_bytes
+            async with bodies.read(self._request, max_bytes=limit) as self._record.request:
+                watching = asyncio.create_task(self._watch(asyncio.current_task()), name="agl-proxy-caller")
+                if caller.origin is None:
+                    self._gateway.note_unattributed(self._route.path)
+                else:
+                    self._origin = self._record.origin = caller.origin
+                    self._gateway.recorder.begin(caller.origin)
+                requested = await bodies.parse(self._record.request, read_request)
+            await self._serve(requested)
         except asyncio.CancelledError:
             if not self._has_left:
                 self._finish("failed", 503, error="The proxy was stopped before the answer was complete.")
@@ -137,7 +137,7 @@ class ProxiedCall:
                 self._upstream.note_tokens(record)
             if outcome == "failed":
                 self._upstream.redact(record)
-        if self._origin is not None and self._is_begun:
+        if self._origin is not None:
             self._pending = self._gateway.recorder.finish(record)
 
     async def _stored(self) -> bool:
@@ -159,9 +159,8 @@ class ProxiedCall:
 
     # ------------------------------------------------------------------ serving
 
-    async def _serve(self) -> None:
+    async def _serve(self, requested: dict[str, Any]) -> None:
         record = self._record
-        requested = read_request(record.request)
         record.model = requested["model"]
         record.is_stream = requested.get("stream") is True
         upstream = self._upstream = UpstreamRequest(

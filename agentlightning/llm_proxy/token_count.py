@@ -41,9 +41,9 @@ async def count_tokens(gateway: "Gateway", route: Route, request: Request, heade
     """Have a backend count; never raises but at the end of the server."""
     try:
         caller = gateway.authenticator.admit(route, headers)
-        body = await request.body(max_bytes=gateway.settings.max_request_bytes)
         await gateway.check_attempt(caller)
-        requested = read_request(body)
+        async with gateway.bodies.read(request, max_bytes=gateway.settings.max_request_bytes) as body:
+            requested = await gateway.bodies.parse(body, read_request)
         served = await served_model(gateway, caller.origin, requested["model"])
         call = BackendRequest(
             model=served.name,

@@ -19,7 +19,7 @@ from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStoreCapabilities
 from agentlightning.store.local import Call, LocalStore, undoing
 from agentlightning.store.notices import NoticeFields
-from agentlightning.types import Notice
+from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.once import fork_handlers
 
 __all__ = ["NOTICES_AT_HAND", "DurableStore", "Job", "Working", "closed_store", "give_back_to", "settle"]
@@ -127,7 +127,7 @@ class DurableStore(LocalStore, Generic[WorkingT]):
         """Have a job run in a transaction that may write."""
 
     @abstractmethod
-    def _read_notices(self, cursor: int) -> list[NoticeFields]:
+    def _read_notices(self, cursor: int, most_rows: int = ALL_ROWS) -> list[NoticeFields]:
         """Kept notices behind a cursor; runs in a reader's thread."""
 
     # ------------------------------------------------------------------ threads
@@ -185,15 +185,15 @@ class DurableStore(LocalStore, Generic[WorkingT]):
             with suppress(ConnectionError, RuntimeError):  # the store was closed meanwhile
                 self._submit(self._work(), Job(undo))
 
-    async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
+    async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         notices = self._board.after(cursor)
         if notices is not None:
             return notices
-        kept = await asyncio.wrap_future(self._work().readers.submit(self._read_notices, cursor))
+        kept = await asyncio.wrap_future(self._work().readers.submit(self._read_notices, cursor, NOTICES_AT_HAND))
         if not kept or kept[0][1] > cursor + 1:
             return None
         # Up to the next hole, which a crash of a database may have left.
-        return [Notice(*fields) for place, fields in enumerate(kept, 1) if fields[1] == cursor + place]
+        return [fields for place, fields in enumerate(kept, 1) if fields[1] == cursor + place]
 
     async def _latest_cursor(self) -> int:
         cursor = self._board.cursor

@@ -25,7 +25,7 @@ from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.claims import claimed_ids
 from agentlightning.store.copies import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
-from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
+from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
@@ -173,8 +173,8 @@ class LocalStore(LightningStore):
         """When the watchdog must look again, at the earliest; None if nothing is scheduled."""
 
     @abstractmethod
-    async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
-        """Committed notices behind a cursor; None if some of them are gone."""
+    async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
+        """The next committed notices behind a cursor; None if some of them are gone."""
 
     def _run_claim(self, call: Call) -> Awaitable[Any]:
         """Run a call that writes, and whose result must not be lost when the caller is cancelled."""
@@ -313,14 +313,14 @@ class Subscription(AsyncIterator[Notice]):
         """How far has been read; give it to `subscribe(after=…)` to resume."""
         self._store = store
         self._wanted = wanted
-        self._unread: deque[Notice] = deque()
+        self._unread: deque[NoticeFields] = deque()
         self._has_begun = False
         self._is_closed = False
 
     async def __anext__(self) -> Notice:
         while not self._is_closed:
             while self._unread:
-                notice = self._unread.popleft()
+                notice = Notice(*self._unread.popleft())
                 self.cursor = notice.cursor
                 if notice.kind in self._wanted:
                     return notice

@@ -20,8 +20,8 @@ from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
 from agentlightning.store.local import Call, Clock, LocalStore, execute
 from agentlightning.store.memory_transaction import MemoryTransaction
-from agentlightning.store.notices import NoticeBoard
-from agentlightning.types import Notice, Span
+from agentlightning.store.notices import NoticeBoard, NoticeFields
+from agentlightning.types import Span
 from agentlightning.utils.metrics import MetricsBackend
 
 __all__ = ["InMemoryLightningStore", "estimate_model_size"]
@@ -212,7 +212,7 @@ class InMemoryLightningStore(LocalStore):
         with self._lock:
             return self._tx.earliest_due()
 
-    async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
+    async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         return self._board.after(cursor)
 
     async def statistics(self) -> LightningStoreStatistics:

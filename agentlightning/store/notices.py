@@ -112,15 +112,18 @@ class NoticeBoard:
                 if waiter.claim_id == claim_id:
                     waiter.wake()
 
-    def after(self, cursor: int) -> Sequence[Notice] | None:
-        """Notices behind a cursor, oldest first; None if some of them are no longer kept here."""
+    def after(self, cursor: int) -> Sequence[NoticeFields] | None:
+        """Notices behind a cursor, oldest first; None if some of them are no longer kept here.
+
+        They are the log's own, so that a thousand subscribers that do not read hold them once.
+        """
         with self._lock:
             if cursor >= self._cursor:
                 return ()
             if not self._log or self._log[0][_CURSOR] > cursor + 1:
                 return None
             wanted = self._cursor - cursor
-            newest_first = [Notice(*fields) for fields, _ in zip(reversed(self._log), range(wanted), strict=False)]
+            newest_first = [fields for fields, _ in zip(reversed(self._log), range(wanted), strict=False)]
             return newest_first[::-1]
 
     @contextmanager

@@ -22,6 +22,7 @@ __all__ = [
     "RECORD_TABLES",
     "ROLLOUT_COLUMNS",
     "ROLLOUT_WIDTH",
+    "ALL_ROWS",
     "SELECT_NOTICES",
     "Row",
     "SqlEntry",
@@ -41,7 +42,8 @@ ATTEMPT_COLUMNS = (
     "rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata, "
     "heartbeat_span"
 )
-SELECT_NOTICES = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor"
+SELECT_NOTICES = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor LIMIT ?"
+ALL_ROWS = 2**31
 READ_ROLLOUTS = f"""
 SELECT r.number, q.position, r.due, x.reward, i.body, {", ".join(f"r.{name}" for name in ROLLOUT_COLUMNS.split(", "))},
        a.sequence_id, a.attempt_id, a.status, a.start_time, a.end_time, a.worker_id,

@@ -58,6 +58,8 @@ BACKLOG = 4096
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 CALM_THRESHOLDS: Final = (10_000, 20, 50)
 """Of the garbage collector."""
+LIMITED_PROTOCOL: Final = "agentlightning.asgi.protocol:TimedProtocol"
+"""What limits the heads of requests to every server; uvicorn imports it."""
 _POLL_SECONDS = 0.005
 _HEALTH_TIMEOUT_SECONDS = 5.0
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -363,7 +365,7 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "uvicorn.Se
         access_log=args.access_log,
         timeout_keep_alive=args.timeout_keep_alive,
         timeout_graceful_shutdown=max(int(args.thread_join_timeout / 2), 1),
-        **args.uvicorn_options,
+        **{"http": LIMITED_PROTOCOL, **args.uvicorn_options},
     )
     return Server(config)
 

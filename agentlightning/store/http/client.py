@@ -23,6 +23,7 @@ from agentlightning.errors import (
     AgentLightningError,
     ConfigurationError,
     InvalidQuery,
+    PayloadTooLarge,
     RequestConflict,
     StoreUnavailable,
 )
@@ -37,6 +38,7 @@ from agentlightning.store.http.retries import (
     RetryPolicy,
     is_passing,
 )
+from agentlightning.store.http.routes import ALL_ITEMS
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.types import (
     NOTICE_KINDS,
@@ -207,10 +209,21 @@ class LightningStoreClient(LightningStore):
         if "wait" in op.signature.parameters:
             return await self._claim(op, arguments, self._policy)
         connection, codec = self._connection(), codec_of(op.name)
+        if "limit" in op.hints and not op.mutates:
+            arguments.setdefault("limit", ALL_ITEMS)
         made = {name: _NEW_IDS.get(name, connection.new_id)() for name in op.ids if arguments.get(name) is None}
         arguments.update(made)
         try:
             return await self._policy.persist(lambda: connection.call(codec, arguments), connection.is_healthy)
+        except PayloadTooLarge:
+            items = arguments.get(op.many or "", ())
+            if len(items) < 2:  # there is nothing to split
+                raise
+            middle = len(items) // 2
+            halves = [
+                await self._send(op, {**arguments, str(op.many): part}) for part in (items[:middle], items[middle:])
+            ]
+            return [*halves[0], *halves[1]]
         except (Exception, asyncio.CancelledError) as error:
             if "claim_id" in made:
                 self._lose_claim(connection, op, arguments, error)

@@ -11,12 +11,12 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 from typing_extensions import NotRequired, Required, TypedDict
 
 from agentlightning.errors import InvalidQuery, InvalidValue
@@ -32,7 +32,10 @@ __all__ = [
     "as_notice",
     "check_levels",
     "codec_of",
+    "encode_items",
     "encode_many",
+    "encode_page",
+    "encoded_notice",
     "notice_fields",
     "parse_foreign_json",
     "parse_json",
@@ -51,6 +54,10 @@ _ENCODED_LEVELS = 254
 """That orjson encodes."""
 _LONG_NUMBER = re.compile(rb"\d{19}")
 _MOST_DIGITS = 20
+_SEARCHED_BYTES = 64 * 1024
+_SEARCHED_STEP = _SEARCHED_BYTES - _MOST_DIGITS
+PART_BYTES = 64 * 1024
+"""About how much of a long answer is encoded at a time."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -62,10 +69,11 @@ def parse_json(text: bytes | str) -> Any:
         raise InvalidValue(f"The body is not JSON: {error}.") from error
 
 
-def parse_foreign_json(text: bytes | str) -> Any:
+def parse_foreign_json(text: bytes) -> Any:
     """JSON that somebody else wrote: integers beyond 64 bits, which would become floats, are refused."""
     parsed = parse_json(text)
-    if _LONG_NUMBER.search(text if isinstance(text, bytes) else text.encode()):
+    # Piece by piece, because a search keeps all other threads waiting.
+    if any(_LONG_NUMBER.search(text, start, start + _SEARCHED_BYTES) for start in range(0, len(text), _SEARCHED_STEP)):
         try:
             json.loads(text, parse_int=_checked_integer)
         except RecursionError:
@@ -157,10 +165,8 @@ class OperationCodec:
     def encode_result(self, result: Any) -> bytes:
         if isinstance(result, Span):
             return span_as_json(result)
-        if isinstance(result, PaginatedResult) and result.items and isinstance(result.items[0], Span):
-            spans = b",".join([span_as_json(span) for span in result.items])
-            page = b'"limit":%d,"offset":%d,"total":%d' % (result.limit, result.offset, result.total)
-            return b'{"items":[' + spans + b"]," + page + b"}"
+        if isinstance(result, PaginatedResult) and result.items:
+            return b"".join(encode_page(result))
         return self.op.encode_result(result)
 
     def encode_brief(self, result: Any) -> bytes:
@@ -234,6 +240,25 @@ def encode_many(parts: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(parts) + b"]"
 
 
+def encode_items(items: Sequence[Any]) -> Iterator[bytes]:
+    """The parts of a JSON array of models; each takes a moment, so that other threads have their turn in between."""
+    start, count = 0, 1
+    while start < len(items):
+        part = items[start : start + count]
+        encoded = encode_many([span_as_json(span) for span in part]) if isinstance(part[0], Span) else to_json(part)
+        yield b"%b%b" % (b"," if start else b"[", encoded[1:-1])
+        start += count
+        count = max(1, min(2 * count, count * PART_BYTES // len(encoded)))  # as many as these, by their size
+    yield b"]" if items else b"[]"
+
+
+def encode_page(page: PaginatedResult[Any]) -> Iterator[bytes]:
+    """The parts of the JSON of a page."""
+    yield b'{"items":'
+    yield from encode_items(page.items)
+    yield b',"limit":%d,"offset":%d,"total":%d}' % (page.limit, page.offset, page.total)
+
+
 def take_frame(unsent: list[bytes]) -> bytes:
     """Take the first messages out of a list, up to the size of a frame, and make one of them."""
     count, size = 0, 0
@@ -248,6 +273,12 @@ def take_frame(unsent: list[bytes]) -> bytes:
 def notice_fields(notice: Notice) -> dict[str, Any]:
     """A notice as plain values; what does not apply is left out."""
     return {name: value for name, value in notice._asdict().items() if value is not None}
+
+
+@functools.lru_cache(maxsize=1024)
+def encoded_notice(notice: Notice) -> bytes:
+    """A notice as JSON, once for all who are told of it."""
+    return orjson.dumps(notice_fields(notice))
 
 
 def as_notice(fields: Mapping[str, Any]) -> Notice:

@@ -27,12 +27,12 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, GZIP_MAGIC, compressed, decompress, too_large
 from agentlightning.asgi.request import Message, Receive, Request, Send
-from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue
+from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import (
     MOST_FRAME_BYTES,
     codec_of,
-    notice_fields,
+    encoded_notice,
     parse_foreign_json,
     parse_json,
     take_frame,
@@ -41,18 +41,27 @@ from agentlightning.store.http.failures import failure_of
 from agentlightning.store.http.service import StoreService
 from agentlightning.store.http.tokens import check_subscription
 from agentlightning.store.operations import Operation, operations_of
+from agentlightning.types import Notice, PaginatedResult
 from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["serve_live"]
 
 logger = logging.getLogger(__name__)
 
+MOST_WAITING = 1024
+"""Calls and subscriptions of one connection that wait; further ones are refused."""
+MOST_BACKLOG_BYTES = 128 * 1024
+"""Notices that are written for a subscriber before it reads; the others stay where all subscribers have them."""
+STALL_SECONDS = 10.0
+"""How long a subscriber may read nothing before it is told of a gap, in the place of what it missed."""
+MOST_ITEMS_AT_ONCE = 50
+"""Of a result that is encoded in the event loop; a longer one is encoded in a thread."""
 MOST_CALLS = 256
 """Calls of one connection at work at a time, not counting those that wait; further ones are read when some are done."""
 BEGUN_AT_ONCE = 8
 """Calls of a frame that are begun in one round of the loop: the first are answered while the next are at work."""
-MOST_UNSENT_BYTES = 4 * 1024 * 1024
-"""Above this, the client must read before more is read from it, or told to it."""
+MOST_UNSENT_BYTES = 1024 * 1024
+"""Above this, the client must read before more is read from it."""
 _BAD_FRAME = 1007
 _POLICY_VIOLATION = 1008
 _MOST_REASON_LETTERS = 100
@@ -98,6 +107,7 @@ class _LiveConnection:
         self._service = service
         self._authorization = request.header(b"authorization")
         self._permitted = service.admit(self._authorization)
+        self._max_bytes = service.max_bytes(self._permitted)
         self._expires_at = service.expires_at(self._authorization)
         self._receive = request.receive
         self._send = send
@@ -134,14 +144,15 @@ class _LiveConnection:
     # ------------------------------------------------------------------ reading
 
     async def _read(self) -> None:
-        limit = self._service.max_request_bytes
+        limit = self._max_bytes
         while (received := await self._receive())["type"] == "websocket.receive":
             if self._expires_at is not None and time.time() >= self._expires_at:
                 raise InvalidToken("The token has expired.")
             frame = received.get("bytes") or received.get("text") or b""
             if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
                 frame = await decompress(frame, limit + MOST_FRAME_BYTES)
-            content = parse_json(frame) if self._is_compact else parse_foreign_json(frame)
+            frame = frame if isinstance(frame, bytes) else frame.encode()
+            content = await self._service.bodies.parse(frame, parse_json if self._is_compact else parse_foreign_json)
             messages = content if isinstance(content, list) else [content]
             for first in range(0, len(messages), BEGUN_AT_ONCE):
                 for message in messages[first : first + BEGUN_AT_ONCE]:
@@ -166,8 +177,8 @@ class _LiveConnection:
             raise InvalidValue(f"A message needs an 'id', a number; it is {number!r}.")
         if number in self._tasks:
             return  # sent twice; the first one is answered
-        if may_be_large and len(orjson.dumps(message)) > self._service.max_request_bytes:
-            self._tell_failure(number, too_large(self._service.max_request_bytes))
+        if may_be_large and len(orjson.dumps(message)) > self._max_bytes:
+            self._tell_failure(number, too_large(self._max_bytes))
             return
         if "subscribe" in message:
             work, waits = self._follow(number, message), True
@@ -175,6 +186,10 @@ class _LiveConnection:
             op, arguments = _operation(message), message.get("args")
             waits = op is not None and isinstance(arguments, dict) and op.may_wait(arguments)
             work = self._call(number, op, message)
+        if waits and self._waiting >= MOST_WAITING:
+            work.close()
+            self._tell_failure(number, StoreUnavailable(f"{MOST_WAITING} calls of this connection wait already."))
+            return
         self._waiting += waits
         task = self._tasks[number] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._end(number, waits))
@@ -187,7 +202,9 @@ class _LiveConnection:
                 raise InvalidQuery(f"There is no store operation '{message.get('op')}'.")
             codec = codec_of(op.name)
             result = await self._service.call(codec, message.get("args", {}), self._permitted, self._authorization)
-            body = codec.encode_brief(result) if self._is_compact else codec.encode_result(result)
+            encode = codec.encode_brief if self._is_compact else codec.encode_result
+            is_long = isinstance(result, (PaginatedResult, list)) and len(result) > MOST_ITEMS_AT_ONCE
+            body = await asyncio.to_thread(encode, result) if is_long else encode(result)
             self._tell(b'{"id":%d,"result":%b}' % (number, body))
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
@@ -199,16 +216,29 @@ class _LiveConnection:
             kinds, after = _subscription_of(message)
             subscription = self._service.store.subscribe(kinds, after=after)
             self._tell(b'{"id":%d,"cursor":%d}' % (number, subscription.cursor))
-            async for notice in subscription:
-                self._tell(orjson.dumps({"id": number, "notice": notice_fields(notice)}))
-                while self._unsent_bytes > MOST_UNSENT_BYTES:
-                    self._is_sent.clear()
-                    await self._is_sent.wait()
+            while True:
+                async for notice in subscription:
+                    self._tell_notice(number, notice)
+                    if self._unsent_bytes > MOST_BACKLOG_BYTES and not await self._is_read_in_time():
+                        break
+                else:
+                    return
+                await subscription.aclose()
+                subscription = self._service.store.subscribe(kinds)
+                self._tell_notice(number, Notice("gap", subscription.cursor))
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
         finally:
             if subscription is not None:
                 await subscription.aclose()
+
+    async def _is_read_in_time(self) -> bool:
+        """Wait until the client has read what was told to it; False if it took so long that it is to miss the rest."""
+        began = time.monotonic()
+        while self._unsent_bytes > MOST_BACKLOG_BYTES:
+            self._is_sent.clear()
+            await self._is_sent.wait()
+        return time.monotonic() - began < STALL_SECONDS
 
     def _end(self, number: int, waited: bool) -> None:
         self._tasks.pop(number, None)
@@ -222,6 +252,9 @@ class _LiveConnection:
         self._unsent_bytes += len(message)
         self._has_unsent.set()
 
+    def _tell_notice(self, number: int, notice: Notice) -> None:
+        self._tell(b'{"id":%d,"notice":%b}' % (number, encoded_notice(notice)))
+
     def _tell_failure(self, number: int, error: Exception) -> None:
         self._tell(orjson.dumps({"id": number, "error": failure_of(error)}, default=str))
 
@@ -232,11 +265,11 @@ class _LiveConnection:
             self._has_unsent.clear()
             while self._unsent:
                 frame = take_frame(self._unsent)
-                self._unsent_bytes = sum(map(len, self._unsent))
                 if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
                     frame = compressed(frame)
                 content = {"bytes": frame} if self._is_compact else {"text": frame.decode()}
                 await self._send({"type": "websocket.send", **content})
+                self._unsent_bytes = sum(map(len, self._unsent))
                 self._is_sent.set()
                 self._has_room.set()
 

@@ -1,23 +1,25 @@
 """REST: a plain ASGI layer that serves the store's routes and passes the rest on to the web framework.
 
-A request is checked before anything else: the page that sent it, then its token. Permissions are checked by the service
-once the arguments are known.
+A request is checked before its body is read: the page that sent it, its token, and whether that permits the operation.
+Whose attempt it is about is checked by the service once the arguments are known.
 """
 
 import asyncio
 import logging
 import time
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from agentlightning.asgi.request import Disconnected, Message, Receive, Request, Send
-from agentlightning.asgi.response import Response, with_nosniff
+from agentlightning.asgi.response import LargeResponse, Response, with_nosniff
 from agentlightning.store.http.codec import parse_foreign_json
 from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.live import serve_live
-from agentlightning.store.http.otlp import encode_answer, ingest_traces, read_traces
+from agentlightning.store.http.otlp import JSON, encode_answer, ingest_traces, read_traces
+from agentlightning.store.http.otlp_messages import format_of
 from agentlightning.store.http.routes import LIVE_PATH, NOTICES_PATH, PREFIX, RestRoute, route_table
 from agentlightning.store.http.service import StoreService, is_page
-from agentlightning.store.http.tokens import Scope, check_server_page, check_traces
+from agentlightning.store.http.tokens import Scope, check_permission, check_server_page, check_traces
 
 __all__ = ["StoreRoutes"]
 
@@ -65,7 +67,7 @@ class StoreRoutes:
                 method, path = request.scope["method"], request.scope["path"]
                 logger.info("%s:%s %s %r %s %.1f ms", host, port, method, path, status, milliseconds)
 
-    async def _respond(self, request: Request, send: Send) -> Response | None:
+    async def _respond(self, request: Request, send: Send) -> Response | LargeResponse | None:
         """The answer of a route of ours, or to a request that is refused; None once the framework has answered."""
         scope = request.scope
         is_read = scope["method"] in ("GET", "HEAD")
@@ -84,7 +86,7 @@ class StoreRoutes:
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             return failure_of(error).response()
 
-    async def _routed(self, request: Request, permitted: Scope) -> Response | None:
+    async def _routed(self, request: Request, permitted: Scope) -> Response | LargeResponse | None:
         """The answer of a route of ours; None if the path is none of ours."""
         path, verb = request.scope["path"], request.scope["method"]
         found = route_table().find(verb, request.raw_path)
@@ -105,23 +107,32 @@ class StoreRoutes:
 
     async def _operation(
         self, request: Request, permitted: Scope, route: RestRoute, in_path: dict[str, str]
-    ) -> Response:
-        body = b"" if route.verb == "GET" else await self._body(request)
-        given = route.arguments(in_path, request.query, parse_foreign_json(body) if body else None)
-        calling = self._service.call(route.codec, given, permitted, request.header(b"authorization"))
-        may_wait = route.codec.op.may_wait(given)
-        result = await (request.unless_disconnected(calling) if may_wait else calling)
+    ) -> Response | LargeResponse:
+        op, service = route.codec.op, self._service
+        check_permission(permitted, op)
+        async with AsyncExitStack() as memory:
+            body = b"" if route.verb == "GET" else await memory.enter_async_context(self._body(request, permitted))
+            parsed = await service.bodies.parse(body, parse_foreign_json) if body else None
+            given = route.arguments(in_path, request.query, parsed)
+            calling = service.call(route.codec, given, permitted, request.header(b"authorization"))
+            if op.may_wait(given):
+                await memory.aclose()
+                calling = request.unless_disconnected(calling)
+            result = await calling
         briefly = not route.is_old and _BRIEFLY in request.header(b"prefer").replace(" ", "").split(",")
-        return Response(route.status, route.encode(result, briefly=briefly))
+        return route.respond(result, briefly=briefly)
 
     async def _traces(self, request: Request, permitted: Scope) -> Response:
         media_type = request.header(b"content-type").split(";")[0].strip().lower()
-        body = await self._body(request)
-        traces = await asyncio.to_thread(read_traces, body, media_type)  # a large one takes a while
-        check_traces(permitted, [(span.rollout_id, span.attempt_id) for span in traces.spans])
-        rejected = await ingest_traces(self._service.store, traces)
+        check_traces(permitted)
+        async with self._body(request, permitted) as body:
+            if format_of(media_type) == JSON:
+                await self._service.bodies.parse(body, lambda body: None)
+            traces = await asyncio.to_thread(read_traces, body, media_type)  # a large one takes a while
+            check_traces(permitted, [(span.rollout_id, span.attempt_id) for span in traces.spans])
+            rejected = await ingest_traces(self._service.store, traces)
         return Response(200, encode_answer(media_type, rejected.count, rejected.message), media_type.encode())
 
-    async def _body(self, request: Request) -> bytes:
-        service = self._service
-        return await request.body(max_bytes=service.max_request_bytes, timeout_seconds=service.body_timeout_seconds)
+    def _body(self, request: Request, permitted: Scope) -> AbstractAsyncContextManager[bytes]:
+        service, limit = self._service, self._service.max_bytes(permitted)
+        return service.bodies.read(request, max_bytes=limit, timeout_seconds=service.body_timeout_seconds)

@@ -11,21 +11,25 @@ from typing import Any, Literal, get_args, get_origin
 from urllib.parse import quote
 
 import orjson
-from pydantic_core import to_json
 
+from agentlightning.asgi.response import LargeResponse, Response, response_of
 from agentlightning.asgi.routes import RouteTable
 from agentlightning.errors import InvalidValue
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http.codec import OperationCodec, codec_of, encode_many
+from agentlightning.store.http.codec import OperationCodec, codec_of, encode_items, encode_page
 from agentlightning.store.operations import operations_of
 from agentlightning.store.values import check_json
-from agentlightning.types import Span
+from agentlightning.types import PaginatedResult
 
 __all__ = ["LIVE_PATH", "NOTICES_PATH", "PREFIX", "RestRoute", "path_of", "result_of", "route_table", "routes"]
 
 PREFIX = "/v1/agl"
 LIVE_PATH = PREFIX + "/live"
 NOTICES_PATH = PREFIX + "/notices"
+DEFAULT_QUERY_LIMIT = 10_000
+"""Items of a page whose length the caller does not say."""
+ALL_ITEMS = -1
+"""The limit that is none."""
 _WRAPPED = "get_next_span_sequence_id"
 """The operation whose answer under `/v1/agl` is an object with one field."""
 _JSON_TYPES = {list: "an array", str: "a string", bool: "a boolean"}
@@ -63,6 +67,12 @@ class RestRoute:
             return ()
         return tuple(name for name in self.codec.op.hints if name not in (*self.path_names, self.body))
 
+    @functools.cached_property
+    def is_query(self) -> bool:
+        """Whether the answer is a page, of a length that the caller may choose."""
+        limit = self.codec.op.signature.parameters.get("limit")
+        return limit is not None and limit.default == ALL_ITEMS and not self.is_old
+
     def arguments(self, in_path: Mapping[str, str], query: Iterable[tuple[str, str]], body: Any) -> dict[str, Any]:
         """The arguments of a request as plain values, not validated yet; `body` is parsed, None if there was none."""
         given: dict[str, Any] = {}
@@ -80,18 +90,21 @@ class RestRoute:
                 else:
                     given[name] = value
         given.update(in_path)
+        if self.is_query:
+            given.setdefault("limit", DEFAULT_QUERY_LIMIT)
         return given
 
-    def encode(self, result: Any, *, briefly: bool) -> bytes:
-        """The body of the answer."""
+    def respond(self, result: Any, *, briefly: bool) -> Response | LargeResponse:
+        """The answer with a result."""
         if self.answer == "sequence_id":
-            return orjson.dumps({"sequence_id": result})
+            return Response(self.status, orjson.dumps({"sequence_id": result}))
         if self.answer == "items":
-            items = list(result)
-            if items and isinstance(items[0], Span):
-                return encode_many([self.codec.encode_result(span) for span in items])
-            return to_json(items)
-        return self.codec.encode_brief(result) if briefly else self.codec.encode_result(result)
+            return response_of(self.status, encode_items(list(result)))
+        if isinstance(result, PaginatedResult):
+            return response_of(self.status, encode_page(result))
+        if isinstance(result, list) and result and not briefly:
+            return response_of(self.status, encode_items(result))
+        return Response(self.status, self.codec.encode_brief(result) if briefly else self.codec.encode_result(result))
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.asgi.protocol import TimedProtocol
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
@@ -203,7 +202,6 @@ class LightningStoreServer(LightningStore):
 
 
 _UVICORN: dict[str, Any] = {
-    "http": TimedProtocol,
     "ws_ping_interval": PING_SECONDS,
     "ws_ping_timeout": PING_SECONDS,
     "ws_per_message_deflate": False,

@@ -16,9 +16,10 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+from agentlightning.asgi.bodies import LARGE_BYTES, Bodies
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.dashboard import DASHBOARD_PATH
-from agentlightning.errors import InvalidQuery, StoreUnavailable
+from agentlightning.errors import InvalidQuery, InvalidValue, PayloadTooLarge, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.codec import OperationCodec, check_levels, notice_fields
@@ -52,6 +53,9 @@ MOST_NOTICES = 1000
 """In one answer; the rest follows with the next."""
 AT_HAND_SECONDS = 0.005
 """A notice that does not come within this time is not there yet."""
+MOST_ID_CHARACTERS = 256
+MOST_ITEMS = 10_000
+"""Rollouts or spans in one call."""
 _GRANTED_UNDER = frozenset(["claim_id", "request_id"])
 """Arguments under which work and sequence ids are given out again."""
 _ADMIN = Scope("admin")
@@ -88,6 +92,7 @@ class StoreService:
         self.store = store
         self.max_request_bytes = max_request_bytes
         self.body_timeout_seconds = BODY_TIMEOUT_SECONDS
+        self.bodies = Bodies()
         self.live_connections = 0
         self.is_closing = False
         """While it is set, nothing waits."""
@@ -113,6 +118,10 @@ class StoreService:
         """What the bearer of an Authorization header may do; `InvalidToken` if nothing."""
         return _ADMIN if self._token is None else admit(self._token, authorization)
 
+    def max_bytes(self, scope: Scope) -> int:
+        """How large a request of that scope may be."""
+        return self.max_request_bytes if scope.kind == "admin" else min(self.max_request_bytes, LARGE_BYTES)
+
     def expires_at(self, authorization: str) -> float | None:
         """When an admitted token expires, in seconds since the epoch; None if it never does."""
         if self._token is None or bearer_token(authorization) == self._token:
@@ -134,11 +143,15 @@ class StoreService:
 
     async def _call(self, codec: OperationCodec, given: Any, scope: Scope, authorization: str) -> Any:
         op = codec.op
+        check_permission(scope, op)
+        items = given.get(op.many) if isinstance(given, dict) else None
+        if isinstance(items, list) and len(items) > MOST_ITEMS:
+            raise PayloadTooLarge(f"{len(items)} {op.many} in one call; send up to {MOST_ITEMS} at a time.")
         if op.mutates:
             check_levels(given)
         arguments = codec.decode_arguments(given)
-        if scope is not _ADMIN:
-            check_permission(scope, op, arguments)
+        check_permission(scope, op, arguments)
+        _check_ids(arguments)
         if self._token is not None:
             for name in _GRANTED_UNDER.intersection(op.ids, arguments):
                 arguments[name] = _own_id(authorization, arguments[name])
@@ -229,6 +242,15 @@ async def gather_notices(subscription: AsyncIterator[Notice], wait_seconds: floa
         if not following.cancelled():  # also one that came as it was given up
             notices.append(following.result())
     return notices
+
+
+def _check_ids(arguments: Mapping[str, Any]) -> None:
+    """Refuse ids that would cost more to keep than what they name."""
+    for name, value in arguments.items():
+        if isinstance(value, str) and name.endswith("_id") and len(value) > MOST_ID_CHARACTERS:
+            raise InvalidValue(f"'{name}' has {len(value)} characters; ids have up to {MOST_ID_CHARACTERS}.")
+    for request in arguments.get("rollouts", ()):
+        _check_ids({"rollout_id": request.rollout_id})
 
 
 def _own_id(authorization: str, given: str | None) -> str | None:

@@ -254,8 +254,8 @@ def refuse_open_address(
 # ---------------------------------------------------------------------- permissions
 
 
-def check_permission(scope: Scope, op: Operation, arguments: Mapping[str, Any]) -> None:
-    """Refuse a call that the scope does not permit; `arguments` go by name and are decoded."""
+def check_permission(scope: Scope, op: Operation, arguments: Mapping[str, Any] | None = None) -> None:
+    """Refuse a call that the scope does not permit; `arguments` go by name, None before they are decoded."""
     is_permitted = {
         "admin": True,
         "runner": op.who != "admin",
@@ -264,7 +264,7 @@ def check_permission(scope: Scope, op: Operation, arguments: Mapping[str, Any]) 
     }[scope.kind]
     if not is_permitted:
         raise _refusal(scope, f"'{op.name}'", "the master token" if op.who == "admin" else "a runner's token")
-    if scope.kind == "attempt":
+    if scope.kind == "attempt" and arguments is not None:
         _check_owners(scope, f"'{op.name}'", _owners(arguments))
 
 
@@ -280,8 +280,8 @@ def check_server_page(scope: Scope, path: str) -> None:
         raise _refusal(scope, f"'{path}'", "a runner's token")
 
 
-def check_traces(scope: Scope, owners: Iterable[tuple[str, str]]) -> None:
-    """Refuse OTLP spans of these (rollout id, attempt id) unless the scope may write them all."""
+def check_traces(scope: Scope, owners: Iterable[tuple[str, str]] = ()) -> None:
+    """Refuse OTLP spans, of these (rollout id, attempt id), unless the scope may write them all."""
     if scope.kind == "reader":
         raise _refusal(scope, "OTLP spans", "an attempt's token or a runner's")
     if scope.kind == "attempt":

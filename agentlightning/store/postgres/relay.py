@@ -27,7 +27,7 @@ from agentlightning.store.local import Clock
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import connect, described
 from agentlightning.store.postgres.session import Connection, PostgresSession
-from agentlightning.store.tables import SELECT_NOTICES, notices_of
+from agentlightning.store.tables import ALL_ROWS, SELECT_NOTICES, notices_of
 
 __all__ = ["Relay", "read_notices"]
 
@@ -53,10 +53,10 @@ _PRUNES: Final = (
 )
 
 
-def read_notices(connection: Connection, after: int) -> list[NoticeFields]:
+def read_notices(connection: Connection, after: int, most_rows: int = ALL_ROWS) -> list[NoticeFields]:
     """Notices behind a cursor."""
     with PostgresSession(connection, is_reader=True) as session:
-        rows = session.select(SELECT_NOTICES, (after,))
+        rows = session.select(SELECT_NOTICES, (after, most_rows))
         session.send("COMMIT")
     return notices_of(rows, after)
 

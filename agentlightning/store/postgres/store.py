@@ -27,6 +27,7 @@ from agentlightning.store.postgres.database import RETRIED, described, open_pool
 from agentlightning.store.postgres.relay import Relay, read_notices
 from agentlightning.store.postgres.session import Connection, PostgresSession
 from agentlightning.store.postgres.transaction import PostgresTransaction, read_ahead
+from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.metrics import MetricsBackend
 
 __all__ = ["PostgresLightningStore"]
@@ -238,9 +239,9 @@ class PostgresLightningStore(DurableStore[_Working]):
             self._working.relay.settle()
         return self._board.cursor
 
-    def _read_notices(self, cursor: int) -> list[NoticeFields]:
+    def _read_notices(self, cursor: int, most_rows: int = ALL_ROWS) -> list[NoticeFields]:
         with store_errors(self.address), self._work().pool.connection() as connection:
-            return read_notices(connection, cursor)
+            return read_notices(connection, cursor, most_rows)
 
 
 class _Spoiled(Exception):

@@ -38,7 +38,7 @@ from agentlightning.store.sqlite.database import (
 )
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 from agentlightning.store.sqlite.writer import Writer, read_notices
-from agentlightning.types import Notice
+from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.private_files import path_errors, replaced_file
 
@@ -286,17 +286,17 @@ class SqliteLightningStore(DurableStore[_Working]):
         known = (working.writer.earliest_due, working.watcher.earliest_due if working.watcher else None)
         return min((due for due in known if due is not None), default=None)
 
-    async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
+    async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         return self._board.after(cursor) if self.path == MEMORY else await super()._notices_after(cursor)
 
     async def _latest_cursor(self) -> int:
         return self._board.cursor if self.path == MEMORY else await super()._latest_cursor()
 
-    def _read_notices(self, cursor: int) -> list[NoticeFields]:
+    def _read_notices(self, cursor: int, most_rows: int = ALL_ROWS) -> list[NoticeFields]:
         with store_errors(self.path):
             connection = connect(self.path, is_reader=True)
             try:
-                return read_notices(connection, cursor)
+                return read_notices(connection, cursor, most_rows)
             finally:
                 connection.close()
 

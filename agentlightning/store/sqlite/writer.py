@@ -28,7 +28,7 @@ from agentlightning.store.local import Clock, Watchdog, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
 from agentlightning.store.sqlite.database import MEMORY, checkpoint, log_length, set_patience, store_errors
 from agentlightning.store.sqlite.transaction import SqliteTransaction
-from agentlightning.store.tables import SELECT_NOTICES, notices_of
+from agentlightning.store.tables import ALL_ROWS, SELECT_NOTICES, notices_of
 
 __all__ = ["Writer", "read_notices"]
 
@@ -57,9 +57,9 @@ class _Busy(Exception):
     """Another process holds the file."""
 
 
-def read_notices(connection: sqlite3.Connection, after: int) -> list[NoticeFields]:
+def read_notices(connection: sqlite3.Connection, after: int, most_rows: int = ALL_ROWS) -> list[NoticeFields]:
     """Committed notices behind a cursor."""
-    return notices_of(connection.execute(SELECT_NOTICES, (after,)), after)
+    return notices_of(connection.execute(SELECT_NOTICES, (after, most_rows)), after)
 
 
 class Writer:

@@ -1,0 +1,138 @@
+"""The bodies of one server: how much memory all of them may take, and how large ones are parsed.
+
+Parsing holds Python's lock from the first byte to the last, so a thread alone keeps nobody else served. What a body may
+cost is therefore bounded before it is parsed: a scan, piece by piece, counts its values. What is left is parsed in a
+thread, one large body at a time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final, TypeVar
+
+from agentlightning.asgi.compression import THREAD_FROM_BYTES, decompress
+from agentlightning.asgi.request import Request
+from agentlightning.env_var import LightningEnvVar, resolve_int_env_var
+from agentlightning.errors import PayloadTooLarge
+
+__all__ = ["LARGE_BYTES", "Bodies", "Room", "check_values"]
+
+ResultT = TypeVar("ResultT")
+
+LARGE_BYTES: Final = 8 * 1024**2
+"""Bodies above this are for the bearer of a server's own key alone."""
+MOST_VALUES: Final = 200_000
+"""Of JSON in one body: lists, objects, and what is in them."""
+ROOM_BYTES: Final = 64 * 1024**2
+"""What the bodies of one server may take at a time; further ones wait. One that is larger is let in alone."""
+SMALL_BYTES: Final = 64 * 1024
+"""Bodies up to this do not count: there are at most as many as connections."""
+_PIECE_BYTES: Final = 64 * 1024
+"""Scanned at a time, so that other threads have their turn in between."""
+_MARKS: Final = b",[{"
+"""There is one of them for each value but the first."""
+_BYTES_OF_VALUE: Final = 2
+"""The fewest that a value takes, with its comma."""
+
+
+class Room:
+    """An amount that is shared, in the order of the requests for it."""
+
+    def __init__(self, total: int) -> None:
+        self.total = self.free = total
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def taken(self, amount: int) -> AsyncIterator[None]:
+        """Wait until so much is free, or all, and have it for the length of the block."""
+        amount = min(amount, self.total)
+        if self._waiting or amount > self.free:
+            place = (amount, asyncio.get_running_loop().create_future())
+            self._waiting.append(place)
+            try:
+                await place[1]
+            except asyncio.CancelledError:
+                if place in self._waiting:
+                    self._waiting.remove(place)
+                else:
+                    self.give_back(amount)
+                raise
+        else:
+            self.free -= amount
+        try:
+            yield
+        finally:
+            self.give_back(amount)
+
+    def give_back(self, amount: int) -> None:
+        self.free += amount
+        while self._waiting and (self._waiting[0][1].cancelled() or self._waiting[0][0] <= self.free):
+            amount, place = self._waiting.popleft()
+            if not place.cancelled():
+                self.free -= amount
+                place.set_result(None)
+
+
+class Bodies:
+    """Reads and parses the bodies of one server."""
+
+    def __init__(self) -> None:
+        self._room = Room(ROOM_BYTES)
+        self._decompressed_room = Room(ROOM_BYTES)  # another one, so that nobody who waits for it keeps it taken
+        self._parsing = Room(1)
+        self._most_values = resolve_int_env_var(LightningEnvVar.AGL_MAX_VALUES, fallback=MOST_VALUES)
+
+    @asynccontextmanager
+    async def read(
+        self, request: Request, *, max_bytes: int, timeout_seconds: float | None = None
+    ) -> AsyncIterator[bytes]:
+        """The body of a request, decompressed; it counts as memory in use until the end of the block.
+
+        Args:
+            max_bytes: The limit of the body as it is sent, and as it is once decompressed.
+            timeout_seconds: As of `Request.body`.
+        """
+        announced = request.header(b"content-length")
+        size = int(announced) if announced.isdigit() else max_bytes
+        async with AsyncExitStack() as memory:
+            if SMALL_BYTES < size <= max_bytes:
+                await memory.enter_async_context(self._room.taken(size))
+            body = await request.body(max_bytes=max_bytes, timeout_seconds=timeout_seconds)
+            if request.is_compressed:
+                try:
+                    body = await decompress(body, min(SMALL_BYTES, max_bytes))
+                except PayloadTooLarge:
+                    await memory.enter_async_context(self._decompressed_room.taken(max_bytes))
+                    body = await decompress(body, max_bytes)
+            yield body
+
+    async def parse(self, body: bytes, parse: Callable[[bytes], ResultT]) -> ResultT:
+        """What `parse` makes of JSON; `PayloadTooLarge` if it holds too many values."""
+
+        def check_and_parse() -> ResultT:
+            check_values(body, self._most_values)
+            return parse(body)
+
+        if len(body) <= THREAD_FROM_BYTES:
+            return check_and_parse()
+        async with self._parsing.taken(1):
+            return await asyncio.to_thread(check_and_parse)
+
+
+def check_values(body: bytes, most: int = MOST_VALUES) -> None:
+    """Refuse JSON with more values than that, by the marks that stand outside of strings."""
+    if len(body) <= most * _BYTES_OF_VALUE:
+        return
+    values = quotes = 0
+    carried = b""
+    for start in range(0, len(body), _PIECE_BYTES):
+        piece = carried + body[start : start + _PIECE_BYTES]
+        # A backslash at the end of a piece belongs to what the next one begins with.
+        carried = b"\\" if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""
+        parts = piece[: len(piece) - len(carried)].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[quotes % 2 :: 2])
+        values += len(outside) - len(outside.translate(None, _MARKS))
+        quotes += len(parts) - 1
+        if max(values, quotes // 4) > most:
+            raise PayloadTooLarge(f"The request holds more than {most} values; send them in several smaller ones.")

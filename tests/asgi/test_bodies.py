@@ -1,0 +1,121 @@
+"""The bodies of one server: what all of them may take, and what one may hold."""
+
+import asyncio
+import gzip
+import threading
+from collections.abc import Awaitable, Callable
+
+import orjson
+import pytest
+
+from agentlightning.asgi.bodies import ROOM_BYTES, Bodies, Room, check_values
+from agentlightning.asgi.request import Receive, Request
+from agentlightning.errors import InvalidValue, PayloadTooLarge
+
+MEGABYTE = 1024**2
+
+
+def sends(body: bytes, encoding: str = "", *, is_announced: bool = True) -> Request:
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-encoding", encoding.encode())] if encoding else []
+    headers += [(b"content-length", b"%d" % len(body))] if is_announced else []
+    receiving: Receive = receive
+    return Request({"headers": headers}, receiving)
+
+
+async def read(bodies: Bodies, request: Request, max_bytes: int = 100 * MEGABYTE) -> bytes:
+    async with bodies.read(request, max_bytes=max_bytes) as body:
+        return body
+
+
+@pytest.mark.parametrize("size", [6, 300_000, 3 * MEGABYTE], ids=["small", "large", "very large"])
+@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "GZip"])
+@pytest.mark.parametrize("is_announced", [True, False], ids=["announced", "chunked"])
+async def test_a_body_is_read_whole_and_decompressed(size: int, encoding: str, is_announced: bool) -> None:
+    plain = b"a" * size
+    body = gzip.compress(plain) if encoding.lower() == "gzip" else plain
+
+    assert await read(Bodies(), sends(body, encoding, is_announced=is_announced)) == plain
+
+
+async def test_an_unknown_encoding_and_too_much_in_gzip_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="'br'"):
+        await read(Bodies(), sends(b"", "br"))
+    with pytest.raises(PayloadTooLarge):
+        await read(Bodies(), sends(gzip.compress(b"a" * MEGABYTE), "gzip"), max_bytes=MEGABYTE - 1)
+
+
+async def test_bodies_that_do_not_fit_wait_for_those_before_them() -> None:
+    bodies, large = Bodies(), sends(b"a" * (ROOM_BYTES // 2 + 1))
+    async with bodies.read(large, max_bytes=ROOM_BYTES):
+        second = asyncio.create_task(read(bodies, large, ROOM_BYTES))
+        assert await read(bodies, sends(b"small")) == b"small"
+        await asyncio.sleep(0)
+        assert not second.done()
+
+    assert len(await second) == ROOM_BYTES // 2 + 1
+
+
+async def held(room: Room, amount: int, until: Callable[[], Awaitable[object]], order: list[int]) -> None:
+    async with room.taken(amount):
+        order.append(amount)
+        await until()
+
+
+async def test_room_is_given_in_the_order_of_requests() -> None:
+    room, order, end = Room(10), [], asyncio.Event()
+    first = asyncio.create_task(held(room, 8, end.wait, order))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(held(room, amount, end.wait, order)) for amount in (5, 1, 99)]
+    await asyncio.sleep(0)
+    assert order == [8]  # one that would fit waits behind one that does not
+
+    others[0].cancel()
+    end.set()
+    await asyncio.gather(first, *others, return_exceptions=True)
+
+    assert order == [8, 1, 99]
+    assert room.free == 10
+
+
+MANY = 200_001
+REFUSED = {
+    "empty lists": b"[" + b"[]," * MANY + b"[]]",
+    "numbers": b"[" + b"1," * MANY + b"1]",
+    "texts": b"[" + b'"a",' * MANY + b"1]",
+    "objects": b"[" + b'{"a":1},' * (MANY // 2 + 1) + b"1]",
+    "no JSON": b'"' * 4 * MANY + b'""""',
+}
+TAKEN = {
+    "prose": orjson.dumps({"a": "He came, he saw, [he] {left}. " * MANY}),
+    "escaped quotes": orjson.dumps({"a": '\\",' * MANY}),
+    "backslashes": orjson.dumps({"a": "\\" * MANY + '",' * MANY}),
+    "as many as allowed": b"[" + b'"a, b",' * (MANY - 3) + b"1]",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
+def test_a_body_with_too_many_values_is_refused(body: bytes) -> None:
+    with pytest.raises(PayloadTooLarge, match="more than 200000 values"):
+        check_values(body)
+
+
+@pytest.mark.parametrize("body", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize("shift", range(3))
+def test_what_stands_in_texts_does_not_count(body: bytes, shift: int) -> None:
+    check_values(b" " * shift + body)
+
+
+async def test_a_large_body_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(body: bytes) -> threading.Thread:
+        return threading.current_thread()
+
+    bodies = Bodies()
+
+    assert await bodies.parse(b'"a"', parse) is threading.current_thread()
+    assert await bodies.parse(b'"' + b"a" * 2 * MEGABYTE + b'"', parse) is not threading.current_thread()
+    monkeypatch.setenv("AGL_MAX_VALUES", "10")
+    with pytest.raises(PayloadTooLarge, match="more than 10 values"):
+        await Bodies().parse(b"[" + b"1," * 30 + b"1]", parse)

@@ -85,20 +85,26 @@ class Bodies:
 
     @asynccontextmanager
     async def read(
-        self, request: Request, *, max_bytes: int, timeout_seconds: float | None = None
+        self, request: Request, *, max_bytes: int, timeout_seconds: float | None = None, is_json: bool = True
     ) -> AsyncIterator[bytes]:
         """The body of a request, decompressed; it counts as memory in use until the end of the block.
 
         Args:
             max_bytes: The limit of the body as it is sent, and as it is once decompressed.
             timeout_seconds: As of `Request.body`.
+            is_json: Whether its values count, so that one with too many is refused before it has come.
         """
         announced = request.header(b"content-length")
         size = int(announced) if announced.isdigit() else max_bytes
         async with AsyncExitStack() as memory:
             if SMALL_BYTES < size <= max_bytes:
                 await memory.enter_async_context(self._room.taken(size))
-            body = await request.body(max_bytes=max_bytes, timeout_seconds=timeout_seconds)
+            count = None if size <= SMALL_BYTES or request.is_compressed else ValueCount(self._most_values)
+            body = await request.body(
+                max_bytes=max_bytes,
+                timeout_seconds=timeout_seconds,
+                check=count.add if is_json and count is not None else None,
+            )
             if request.is_compressed:
                 try:
                     body = await decompress(body, min(SMALL_BYTES, max_bytes))
@@ -120,19 +126,31 @@ class Bodies:
             return await asyncio.to_thread(check_and_parse)
 
 
+class ValueCount:
+    """Counts the values of JSON that comes in parts, by the marks that stand outside of strings."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values = self._quotes = 0
+        self._carried = b""
+
+    def add(self, part: bytes) -> None:
+        """Count another part; `PayloadTooLarge` if there are too many values by now."""
+        for start in range(0, len(part), _PIECE_BYTES):
+            piece = self._carried + part[start : start + _PIECE_BYTES]
+            # A backslash at the end of a piece belongs to what the next one begins with.
+            self._carried = b"\\" if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""
+            whole = piece[: len(piece) - len(self._carried)]
+            texts = whole.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+            outside = b"".join(texts[self._quotes % 2 :: 2])
+            self._values += len(outside) - len(outside.translate(None, _MARKS))
+            self._quotes += len(texts) - 1
+            if max(self._values, self._quotes // 4) > self._most:
+                message = f"The request holds more than {self._most} values; send them in several smaller ones."
+                raise PayloadTooLarge(message)
+
+
 def check_values(body: bytes, most: int = MOST_VALUES) -> None:
-    """Refuse JSON with more values than that, by the marks that stand outside of strings."""
-    if len(body) <= most * _BYTES_OF_VALUE:
-        return
-    values = quotes = 0
-    carried = b""
-    for start in range(0, len(body), _PIECE_BYTES):
-        piece = carried + body[start : start + _PIECE_BYTES]
-        # A backslash at the end of a piece belongs to what the next one begins with.
-        carried = b"\\" if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""
-        parts = piece[: len(piece) - len(carried)].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(parts[quotes % 2 :: 2])
-        values += len(outside) - len(outside.translate(None, _MARKS))
-        quotes += len(parts) - 1
-        if max(values, quotes // 4) > most:
-            raise PayloadTooLarge(f"The request holds more than {most} values; send them in several smaller ones.")
+    """Refuse JSON with more values than that."""
+    if len(body) > most * _BYTES_OF_VALUE:
+        ValueCount(most).add(body)

@@ -69,11 +69,18 @@ class Request:
             raise InvalidValue(f"Content-Encoding is '{encoding}'; send gzip, or nothing.")
         return encoding == "gzip"
 
-    async def body(self, *, max_bytes: int, timeout_seconds: float | None = None) -> bytes:
+    async def body(
+        self,
+        *,
+        max_bytes: int,
+        timeout_seconds: float | None = None,
+        check: Callable[[bytes], None] | None = None,
+    ) -> bytes:
         """The whole body as it was sent; `Bodies.read` also decompresses it, and bounds the memory of all.
 
         Args:
             max_bytes: The limit of the body.
+            check: Called with each part as it comes; what it raises refuses the body.
             timeout_seconds: Within which all of it must arrive; each part must within `IDLE_SECONDS`.
         """
         announced = self.header(b"content-length")
@@ -95,6 +102,8 @@ class Request:
             size += len(parts[-1])
             if size > max_bytes:
                 raise too_large(max_bytes)
+            if check is not None:
+                check(parts[-1])
             is_complete = not message.get("more_body", False)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -273,12 +273,12 @@ class LocalStore(LightningStore):
                 if unfinished:  # else the last of them finished while we were looking
                     await self._sleep(listener, deadline)
 
-    async def _sleep(self, listener: Listener, deadline: float) -> None:
-        """Wait to be woken, until the deadline (monotonic) or the moment the watchdog must look."""
+    async def _sleep(self, listener: Listener, deadline: float) -> bool:
+        """Whether it was woken before the deadline (monotonic), and before the moment the watchdog must look."""
         due = self._next_due()
         due = self._watch.next_sweep if due is None else min(due, self._watch.next_sweep)
         remaining = min(deadline - time.monotonic(), max(due - self._clock(), 0.0) + _PAST_DUE_SECONDS)
-        await listener.wait(None if math.isinf(remaining) else max(remaining, 0.0))
+        return await listener.wait(None if math.isinf(remaining) else max(remaining, 0.0))
 
     def subscribe(
         self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
@@ -341,8 +341,7 @@ class Subscription(AsyncIterator[Notice]):
                 self.cursor = await store._latest_cursor()
                 return True
             self._unread.extend(notices)
-            if not notices:
-                await store._sleep(listener, math.inf)
+            if not notices and not await store._sleep(listener, math.inf):
                 await store._read(_LOOK)
         return False
 

@@ -44,17 +44,19 @@ class Listener:
             with suppress(RuntimeError):  # the listener's loop is closed, so nobody waits there
                 self._loop.call_soon_threadsafe(self._event.set)
 
-    async def wait(self, timeout: float | None) -> None:
-        """Return when woken, or after `timeout` seconds."""
+    async def wait(self, timeout: float | None) -> bool:
+        """Whether it was woken, within `timeout` seconds."""
         # Not wait_for, which before Python 3.12 could lose a cancellation that comes together with the event.
         waiting = asyncio.ensure_future(self._event.wait())
         try:
             await asyncio.wait([waiting], timeout=timeout)
         finally:
             waiting.cancel()
-        if self._event.is_set():
-            self._event.clear()
-            self.is_woken = False
+        if not self._event.is_set():
+            return False
+        self._event.clear()
+        self.is_woken = False
+        return True
 
 
 class NoticeBoard:

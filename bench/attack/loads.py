@@ -207,7 +207,7 @@ async def waiting_calls(site: Site) -> str | None:
         async with client.ws_connect(LIVE, max_msg_size=0) as channel:
             for start in range(0, 50_000, 500):
                 calls = [
-                    {"id": n, "op": "wait_for_rollouts", "args": {"rollout_ids": ["other"], "timeout": 60}}
+                    {"id": n, "op": "wait_for_rollouts", "args": {"rollout_ids": ["read-by-another"], "timeout": 60}}
                     for n in range(start, start + 500)
                 ]
                 try:
@@ -221,7 +221,7 @@ async def waiting_calls(site: Site) -> str | None:
 async def long_polls(site: Site) -> str | None:
     async with session(site.target) as client:
         await enqueue(client, 1)
-        body = {"rollout_ids": ["other"], "timeout": 8}
+        body = {"rollout_ids": ["read-by-another"], "timeout": 8}
         polls = [client.post("/v1/agl/waits/rollouts", json=body) for _ in range(1000)]
 
         async def poll(request: Any) -> int:
@@ -232,7 +232,11 @@ async def long_polls(site: Site) -> str | None:
             except CONNECT_ERRORS:
                 return 0
 
-        found = await asyncio.gather(*[poll(each) for each in polls])
+        running = []
+        for each in polls:
+            running.append(asyncio.create_task(poll(each)))
+            await asyncio.sleep(0.003)
+        found = await asyncio.gather(*running)
     return unexpected(list(found), 200, 404, 429, 503)
 
 

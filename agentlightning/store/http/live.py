@@ -52,6 +52,8 @@ MOST_WAITING = 1024
 """Calls and subscriptions of one connection that wait; further ones are refused."""
 MOST_BACKLOG_BYTES = 128 * 1024
 """Notices that are written for a subscriber before it reads; the others stay where all subscribers have them."""
+PACE_SECONDS = 0.0004
+"""For each subscription of the server, between two of the moments at which one is told of changes."""
 STALL_SECONDS = 10.0
 """How long a subscriber may read nothing before it is told of a gap, in the place of what it missed."""
 MOST_ITEMS_AT_ONCE = 50
@@ -120,6 +122,7 @@ class _LiveConnection:
         self._has_unsent = asyncio.Event()
         self._is_sent = asyncio.Event()
         self._waiting = 0
+        self._paced_at = 0.0
 
     async def serve(self) -> None:
         writing = asyncio.create_task(self._write(), name="agl-live-writer")
@@ -211,6 +214,7 @@ class _LiveConnection:
 
     async def _follow(self, number: int, message: dict[str, Any]) -> None:
         subscription: Any = None
+        self._service.subscriptions += 1
         try:
             check_subscription(self._permitted)
             kinds, after = _subscription_of(message)
@@ -219,6 +223,7 @@ class _LiveConnection:
             while True:
                 async for notice in subscription:
                     self._tell_notice(number, notice)
+                    await self._pace()
                     if self._unsent_bytes > MOST_BACKLOG_BYTES and not await self._is_read_in_time():
                         break
                 else:
@@ -229,8 +234,16 @@ class _LiveConnection:
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
         finally:
+            self._service.subscriptions -= 1
             if subscription is not None:
                 await subscription.aclose()
+
+    async def _pace(self) -> None:
+        """Let changes gather for a moment, the longer the more follow them: each is not worth a frame for everyone."""
+        now, seconds = time.monotonic(), self._service.subscriptions * PACE_SECONDS
+        if now - self._paced_at > seconds:
+            await asyncio.sleep(seconds)
+            self._paced_at = now + seconds
 
     async def _is_read_in_time(self) -> bool:
         """Wait until the client has read what was told to it; False if it took so long that it is to miss the rest."""

@@ -17,7 +17,15 @@ from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.live import serve_live
 from agentlightning.store.http.otlp import JSON, encode_answer, ingest_traces, read_traces
 from agentlightning.store.http.otlp_messages import format_of
-from agentlightning.store.http.routes import LIVE_PATH, NOTICES_PATH, PREFIX, RestRoute, route_table
+from agentlightning.store.http.routes import (
+    ALL_ITEMS,
+    DEFAULT_QUERY_LIMIT,
+    LIVE_PATH,
+    NOTICES_PATH,
+    PREFIX,
+    RestRoute,
+    route_table,
+)
 from agentlightning.store.http.service import StoreService, is_page
 from agentlightning.store.http.tokens import Scope, check_permission, check_server_page, check_traces
 
@@ -114,25 +122,32 @@ class StoreRoutes:
             body = b"" if route.verb == "GET" else await memory.enter_async_context(self._body(request, permitted))
             parsed = await service.bodies.parse(body, parse_foreign_json) if body else None
             given = route.arguments(in_path, request.query, parsed)
+            is_limited = route.is_query and "limit" not in given
+            if is_limited:
+                given["limit"] = DEFAULT_QUERY_LIMIT
             calling = service.call(route.codec, given, permitted, request.header(b"authorization"))
             if op.may_wait(given):
                 await memory.aclose()
                 calling = request.unless_disconnected(calling)
             result = await calling
+            if is_limited and result.total <= DEFAULT_QUERY_LIMIT:
+                result.limit = ALL_ITEMS
         briefly = not route.is_old and _BRIEFLY in request.header(b"prefer").replace(" ", "").split(",")
         return route.respond(result, briefly=briefly)
 
     async def _traces(self, request: Request, permitted: Scope) -> Response:
         media_type = request.header(b"content-type").split(";")[0].strip().lower()
         check_traces(permitted)
-        async with self._body(request, permitted) as body:
-            if format_of(media_type) == JSON:
+        is_json = format_of(media_type) == JSON
+        async with self._body(request, permitted, is_json=is_json) as body:
+            if is_json:
                 await self._service.bodies.parse(body, lambda body: None)
             traces = await asyncio.to_thread(read_traces, body, media_type)  # a large one takes a while
             check_traces(permitted, [(span.rollout_id, span.attempt_id) for span in traces.spans])
             rejected = await ingest_traces(self._service.store, traces)
         return Response(200, encode_answer(media_type, rejected.count, rejected.message), media_type.encode())
 
-    def _body(self, request: Request, permitted: Scope) -> AbstractAsyncContextManager[bytes]:
+    def _body(self, request: Request, permitted: Scope, *, is_json: bool = True) -> AbstractAsyncContextManager[bytes]:
         service, limit = self._service, self._service.max_bytes(permitted)
-        return service.bodies.read(request, max_bytes=limit, timeout_seconds=service.body_timeout_seconds)
+        timeout = service.body_timeout_seconds
+        return service.bodies.read(request, max_bytes=limit, timeout_seconds=timeout, is_json=is_json)

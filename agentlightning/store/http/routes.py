@@ -90,8 +90,6 @@ class RestRoute:
                 else:
                     given[name] = value
         given.update(in_path)
-        if self.is_query:
-            given.setdefault("limit", DEFAULT_QUERY_LIMIT)
         return given
 
     def respond(self, result: Any, *, briefly: bool) -> Response | LargeResponse:

@@ -53,7 +53,7 @@ MOST_NOTICES = 1000
 """In one answer; the rest follows with the next."""
 AT_HAND_SECONDS = 0.005
 """A notice that does not come within this time is not there yet."""
-MOST_ID_CHARACTERS = 256
+MOST_ID_CHARACTERS = 2048
 MOST_ITEMS = 10_000
 """Rollouts or spans in one call."""
 _GRANTED_UNDER = frozenset(["claim_id", "request_id"])
@@ -94,6 +94,7 @@ class StoreService:
         self.body_timeout_seconds = BODY_TIMEOUT_SECONDS
         self.bodies = Bodies()
         self.live_connections = 0
+        self.subscriptions = 0
         self.is_closing = False
         """While it is set, nothing waits."""
         self.callers = CallerCheck(

@@ -275,11 +275,11 @@ class SqliteLightningStore(DurableStore[_Working]):
 
     # ------------------------------------------------------------------ waiting
 
-    async def _sleep(self, listener: Listener, deadline: float) -> None:
+    async def _sleep(self, listener: Listener, deadline: float) -> bool:
         watcher = self._work().watcher
         if watcher is not None:
             watcher.watch()
-        await super()._sleep(listener, deadline)
+        return await super()._sleep(listener, deadline)
 
     def _next_due(self) -> float | None:
         working = self._work()

@@ -29,6 +29,7 @@ COMMANDS = {
     "eval": "score a model, an endpoint or a prompt on a data set",
     "export-model": "write a checkpoint as a model of its own",
     "vllm": "start a vLLM for a training, or run its own command line",
+    "mcp": "show a store to coding agents",
     "tokens": "make and read the tokens of a store server",
     "prometheus": "show the figures of several processes to Prometheus",
     "agentops": "stand in for AgentOps' service on this machine",

@@ -12,7 +12,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.store import LightningStore
 from agentlightning.verdict import verdict_of_rollout, verdict_of_run
 
-__all__ = ["COMMAND", "main"]
+__all__ = ["COMMAND", "judged", "main"]
 
 EXAMPLES = """\
 examples:
@@ -34,7 +34,7 @@ def _add_arguments(parser: CommandParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     store = open_store(arguments.store, token, must_exist=True)
-    found, lines = asyncio.run(_judged(store, arguments.id))
+    found, lines = asyncio.run(_closing(store, arguments.id))
     if arguments.json:
         print_json(found)
     else:
@@ -43,24 +43,28 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _judged(store: LightningStore, wanted: str | None) -> tuple[dict[str, Any], list[str]]:
-    """The answer as data and as lines."""
+async def _closing(store: LightningStore, wanted: str | None) -> tuple[dict[str, Any], list[str]]:
     try:
-        if wanted is not None and (rollout := await store.get_rollout_by_id(wanted)) is not None:
-            lines = await verdict_of_rollout(store, rollout)
-            return {"rollout_id": wanted, "lines": lines}, lines
-        newest = await store.query_runs(sort_by="start_time", sort_order="desc", limit=1) if wanted is None else ()
-        run = await store.get_run_by_id(wanted) if wanted is not None else next(iter(newest), None)
-        if run is None:
-            what = "has no runs yet" if wanted is None else f"has no run and no rollout '{wanted}'"
-            raise ConfigurationError(f"The store {what}; `agl dashboard STORE` shows what is there.")
-        verdict = await verdict_of_run(store, run)
-        head = f"Run '{run.name}' ({run.run_id}) is '{run.status}'."
-        return {"run_id": run.run_id, "status": run.status, **verdict.as_summary()}, [head, *str(verdict).splitlines()]
+        return await judged(store, wanted)
     finally:
         close = getattr(store, "close", None)
         if close is not None:
             await close()
+
+
+async def judged(store: LightningStore, wanted: str | None) -> tuple[dict[str, Any], list[str]]:
+    """The verdict on a run or a rollout, as data and as lines; None is the newest run."""
+    if wanted is not None and (rollout := await store.get_rollout_by_id(wanted)) is not None:
+        lines = await verdict_of_rollout(store, rollout)
+        return {"rollout_id": wanted, "lines": lines}, lines
+    newest = await store.query_runs(sort_by="start_time", sort_order="desc", limit=1) if wanted is None else ()
+    run = await store.get_run_by_id(wanted) if wanted is not None else next(iter(newest), None)
+    if run is None:
+        what = "has no runs yet" if wanted is None else f"has no run and no rollout '{wanted}'"
+        raise ConfigurationError(f"The store {what}; `agl dashboard STORE` shows what is there.")
+    verdict = await verdict_of_run(store, run)
+    head = f"Run '{run.name}' ({run.run_id}) is '{run.status}'."
+    return {"run_id": run.run_id, "status": run.status, **verdict.as_summary()}, [head, *str(verdict).splitlines()]
 
 
 COMMAND = Command(

@@ -17,7 +17,7 @@ _PACKAGE: Final = "agentlightning"
 _PLACE: Final = Path(__file__).resolve().parents[2]
 """The folder that holds the package: a clone, or the one where pip installs packages."""
 _TESTED_TOGETHER: Final = frozenset(
-    ["apo", "docs", "gepa", "hf", "openai", "otlp", "poml", "prometheus", "ray", "smollm", "train"]
+    ["apo", "docs", "gepa", "hf", "mcp", "openai", "otlp", "poml", "prometheus", "ray", "smollm", "train"]
 )
 """Extras for which `constraints.txt` names the versions; others may need a version that contradicts them."""
 _OF_EXTRA: Final = re.compile(r"""^(?P<requirement>[^;]+?)\s*;.*\bextra\s*==\s*['"](?P<extra>[^'"]+)['"]""")

@@ -9,13 +9,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from agentlightning.errors import TrainingError
 from agentlightning.execution.base import AlgorithmBundle, OwnsWorker
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RolloutStatus
+from agentlightning.utils.logged_failure import logged_failure
 
 __all__ = ["OrphanedQueueGuard", "until_workers_silent"]
 
@@ -80,15 +81,15 @@ class OrphanedQueueGuard:
     async def _has_others(self, store: LightningStore) -> bool:
         """Whether a worker of another training may run the rollouts, as far as the store can say."""
         is_ours = self.owns_worker or (lambda worker_id: False)
-        try:
+        with logged_failure(logger, "Workers could not be read", level=logging.WARNING):
             workers = [worker for worker in await store.query_workers() if not is_ours(worker.worker_id)]
-        except Exception as error:  # noqa: BLE001 # the next look may succeed
-            logger.warning("Workers could not be read: %s", error)
-            return True
-        signs: list[Any] = [
-            sign for one in workers for sign in (one.last_heartbeat_time, one.last_dequeue_time, one.last_busy_time)
-        ]
-        return time.time() - max((sign or 0.0 for sign in signs), default=0.0) < SILENCE_SECONDS
+            signs = [
+                sign or 0.0
+                for one in workers
+                for sign in (one.last_heartbeat_time, one.last_dequeue_time, one.last_busy_time)
+            ]
+            return time.time() - max(signs, default=0.0) < SILENCE_SECONDS
+        return True
 
 
 async def until_workers_silent(store: LightningStore, patience_seconds: float) -> TrainingError:
@@ -117,22 +118,17 @@ async def until_workers_silent(store: LightningStore, patience_seconds: float) -
 
 async def _last_sign(store: LightningStore) -> float | None:
     """When a worker last gave a sign of life, by the store's clock; None if none did, or the store cannot say."""
-    signs: list[float] = []
-    try:
+    with logged_failure(logger, "Workers could not be read", level=logging.WARNING):
+        signs: list[float] = []
         for field_name in ("last_heartbeat_time", "last_dequeue_time"):
             (latest,) = await store.query_workers(sort_by=field_name, sort_order="desc", limit=1) or (None,)
             signs.append((getattr(latest, field_name, None)) or 0.0)
-    except Exception as error:  # noqa: BLE001 # the next look may succeed
-        logger.warning("Workers could not be read: %s", error)
-        return None
-    return max(signs) or None
+        return max(signs) or None
+    return None
 
 
 async def _count(store: LightningStore, *statuses: RolloutStatus, if_unreadable: int = 0) -> int:
     """How many rollouts have one of these statuses."""
-    try:
-        page = await store.query_rollouts(status_in=list(statuses), limit=1)
-    except Exception as error:  # noqa: BLE001 # the next look may succeed
-        logger.warning("The queue could not be read: %s", error)
-        return if_unreadable
-    return page.total
+    with logged_failure(logger, "The queue could not be read", level=logging.WARNING):
+        return (await store.query_rollouts(status_in=list(statuses), limit=1)).total
+    return if_unreadable

@@ -25,6 +25,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.foreign import end_attempts_of
 from agentlightning.utils.child_process import leave_with_parent
 from agentlightning.utils.deadline import POLL_SECONDS, until
+from agentlightning.utils.logged_failure import logged_failure
 
 __all__ = [
     "RestartHandshake",
@@ -241,11 +242,9 @@ class RunnerProcesses:
         if self._owns_worker is None:
             return
         reason = f"process runner-{number} died with exit code {exit_code}"
-        try:
+        with logged_failure(logger, "The work of runner-%d could not be recovered.", number):
             is_lost = functools.partial(self._owns_worker, number=number)
             self.recovered += await recover_attempts(store, self._token, is_lost, reason)
-        except Exception:  # the store's own time limits will settle its attempts
-            logger.exception("The work of runner-%d could not be recovered.", number)
 
 
 async def recover_attempts(store: LightningStore, token: str, is_lost: Callable[[str], bool], reason: str) -> list[str]:

@@ -24,6 +24,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.utils.deadline import until
 from agentlightning.utils.id import worker_id
+from agentlightning.utils.logged_failure import logged_failure
 
 __all__ = ["Control", "RayRunners", "RunnerActor", "pickled_runner"]
 
@@ -273,10 +274,8 @@ class RayRunners:
             return process.mark in found_id and owns_worker(found_id, number=member.number)
 
         reason = f"runner-{member.number} on {process.address} was lost"
-        try:
+        with logged_failure(logger, "What runner-%d was working on could not be given back.", member.number):
             await recover_attempts(self._store, self._token, is_lost, reason)
-        except Exception:  # the store's own time limits will settle its attempts
-            logger.exception("What runner-%d was working on could not be given back.", member.number)
 
     def _dismiss(self, task: "asyncio.Task[None]", grace_seconds: float | None) -> None:
         member = self._members[task]

@@ -25,6 +25,7 @@ from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.id import worker_id as unique_worker_id
+from agentlightning.utils.logged_failure import logged_failure
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
@@ -261,12 +262,10 @@ class LitAgentRunner(Runner[T_task]):
     async def _return_claims(self, claims: Sequence[Claim]) -> bool:
         """Put claims back into the queue; False if the store cannot take them now, and they are still ours."""
         ids = [(claim.rollout.rollout_id, claim.rollout.attempt.attempt_id) for claim in claims]
-        try:
+        with logged_failure(logger, "%d claims could not be given back", len(claims), level=logging.WARNING):
             await self.get_store().return_claims(ids)
-        except Exception as error:  # noqa: BLE001 # whatever a store raises: the claims are still ours
-            logger.warning("%d claims could not be given back: %s", len(claims), error)
-            return False
-        return True
+            return True
+        return False
 
     async def _claim(self, limit: int, event: "ExecutionEvent | None", *, waits: bool) -> Sequence[Claim]:
         """Rollouts from the head of the queue; the store may wait for some, until we stop claiming."""

@@ -12,9 +12,10 @@ How an operation behaves is written in `store/behaviour`; how it travels is deri
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.errors import InvalidQuery
 from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
-from agentlightning.store.operations import UNSET, Unset, operation
+from agentlightning.store.operations import UNSET, Unset, operation, operations_of
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -77,8 +78,10 @@ class LightningStore:
 
     async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Run the operation of that name."""
-        operation: Callable[..., Awaitable[Any]] = getattr(self, name)
-        return await operation(**arguments)
+        if name not in operations_of(LightningStore):
+            raise InvalidQuery(f"There is no store operation '{name}'.")
+        run: Callable[..., Awaitable[Any]] = getattr(self, name)
+        return await run(**arguments)
 
     async def close(self) -> None:
         """Release what the store holds; acknowledged work is kept where the back end is durable."""

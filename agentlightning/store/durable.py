@@ -134,9 +134,8 @@ class DurableStore(LocalStore, Generic[WorkingT]):
 
     def _work(self) -> WorkingT:
         working = self._working
-        return working if working is not None else self._start_working()
-
-    def _start_working(self) -> WorkingT:
+        if working is not None:
+            return working
         with self._starting:
             if self._is_closed:
                 raise closed_store(self._address)

@@ -48,6 +48,7 @@ from agentlightning.types import (
     Worker,
 )
 from agentlightning.types.lifecycle import ComponentProperty
+from agentlightning.utils.logged_failure import logged_failure
 from agentlightning.utils.loop_thread import CrossLoopLock
 
 if TYPE_CHECKING:
@@ -320,11 +321,9 @@ async def _dequeue(store: ForeignStore, worker_id: str | None = None, wait: floa
         if time.monotonic() >= deadline:
             return None
         await asyncio.sleep(POLL_SECONDS)
-    try:
+    with logged_failure(logger, "Rollout %s could not be claimed and is skipped.", rollout.rollout_id):
         return await _named(store, rollout, worker_id)
-    except Exception:  # whatever the store raises, the rollout is not ours
-        logger.exception("Rollout %s could not be claimed and is skipped.", rollout.rollout_id)
-        return None
+    return None
 
 
 async def _start(name: str, store: ForeignStore, worker_id: str | None = None, **given: Any) -> AttemptedRollout:

@@ -4,7 +4,7 @@
 methods are derived from the contract; an operation added there is forwarded here without another line.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,11 +67,6 @@ class LightningStoreThreaded(LightningStore):
     ) -> Span | None:
         async with self._exclusion():
             return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
-
-    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        op = operations_of(LightningStore).get(name)
-        async with self._exclusion(may_wait=op is None or op.may_wait(arguments)):
-            return await self._target.perform(name, arguments)
 
     def subscribe(
         self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None

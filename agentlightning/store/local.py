@@ -15,7 +15,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from agentlightning.errors import ConfigurationError, InvalidQuery
+from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
 from agentlightning.store.behaviour import BEHAVIOURS
 from agentlightning.store.behaviour.attempts import mark_overdue
@@ -25,10 +25,10 @@ from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.claims import claimed_ids
 from agentlightning.store.copies import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
-from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields
+from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields, checked_kinds
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.transaction import Setting, Transaction
-from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
+from agentlightning.types import AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
 __all__ = ["SCHEDULE", "Call", "LocalStore", "Subscription", "Watchdog", "execute", "local_store", "undoing"]
@@ -221,11 +221,6 @@ class LocalStore(LightningStore):
         """Write a little where all writes go; what a write would raise is raised."""
         await self._write(Call("check_writable", _put_checked_time, watchdog=False))
 
-    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        if name not in operations_of(LightningStore):
-            raise InvalidQuery(f"There is no store operation '{name}'.")
-        return await getattr(self, name)(**arguments)
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -283,12 +278,7 @@ class LocalStore(LightningStore):
     def subscribe(
         self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
     ) -> AsyncIterator[Notice]:
-        wanted = frozenset(NOTICE_KINDS if kinds is None else kinds)
-        unknown = wanted.difference(NOTICE_KINDS)
-        if unknown:
-            raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
-        cursor = self._newest_cursor() if after is None else after
-        return Subscription(self, wanted, cursor)
+        return Subscription(self, checked_kinds(kinds), self._newest_cursor() if after is None else after)
 
     async def _latest_cursor(self) -> int:
         """The newest cursor there is, also if another process made it."""

@@ -9,14 +9,15 @@ rollout that enters the queue.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from agentlightning.errors import InvalidQuery
 from agentlightning.store.lifecycle import QUEUE_STATUSES
-from agentlightning.types import Notice, NoticeKind
+from agentlightning.types import NOTICE_KINDS, Notice, NoticeKind
 
-__all__ = ["Listener", "NoticeBoard", "NoticeFields"]
+__all__ = ["Listener", "NoticeBoard", "NoticeFields", "checked_kinds"]
 
 NoticeFields = tuple[NoticeKind, int, str | None, str | None, str | None, str | None, int | None]
 """The fields of a `Notice` in order. The log keeps plain tuples: they are cheap to make and, unlike a subclass of
@@ -25,6 +26,15 @@ _CURSOR: Final = 1
 
 DEFAULT_CAPACITY = 100_000
 """How many notices are kept for subscribers that come back."""
+
+
+def checked_kinds(kinds: Iterable[NoticeKind] | None) -> frozenset[NoticeKind]:
+    """The kinds of notices that a subscriber asks for; all, if it names none."""
+    wanted = frozenset(NOTICE_KINDS if kinds is None else kinds)
+    unknown = wanted.difference(NOTICE_KINDS)
+    if unknown:
+        raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
+    return wanted
 
 
 class Listener:

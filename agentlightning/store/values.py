@@ -64,7 +64,8 @@ def _check_json(value: Any, where: str) -> None:
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, int):
-        _check_integer(value, where)
+        if not _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER:
+            raise InvalidValue(f"{where} is an integer of more than 64 bits; give it as text.")
     elif isinstance(value, str):
         _check_text(value, where)
     elif isinstance(value, float):
@@ -159,11 +160,6 @@ def _check_text(text: str, where: str) -> None:
                 f"{where} holds a lone surrogate at position {error.start}, which is not text; "
                 "decode the bytes it came from with errors='replace'."
             ) from error
-
-
-def _check_integer(number: int, where: str) -> None:
-    if not _SMALLEST_INTEGER <= number <= _LARGEST_INTEGER:
-        raise InvalidValue(f"{where} is an integer of more than 64 bits; give it as text.")
 
 
 def _check_number(number: float, where: str) -> None:

@@ -33,6 +33,7 @@ from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits
 from agentlightning.tracer.spans import SpanConverter
 from agentlightning.types import Span, TraceStatus
 from agentlightning.types.tracer import convert_timestamp
+from agentlightning.utils.logged_failure import logged_failure
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import once
 
@@ -157,10 +158,8 @@ class OpenSpans:
         ]
         self._seen = [self.begun.popleft() for _ in range(len(self.begun))]
         if still_open:
-            try:
+            with logged_failure(logger, "%d open spans were not shown", len(still_open), level=logging.DEBUG):
                 await store.add_open_spans(still_open)
-            except Exception as error:  # noqa: BLE001 # the boundary: whatever a store raises, the finished spans come
-                logger.debug("%d open spans were not shown: %s: %s", len(still_open), type(error).__name__, error)
 
 
 def _outline(binding: Binding, span: "LiveSpan") -> Span:

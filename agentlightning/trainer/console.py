@@ -99,10 +99,10 @@ class Console:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._view is not None:
-            try:
-                self._view.finish(self._progress.figures(time.monotonic()), self._address)
-            except Exception as error:  # noqa: BLE001 # the training matters more
-                self._go_quiet(error)
+            await self._guarded(self._finish, self._view)
+
+    async def _finish(self, view: View) -> None:
+        view.finish(self._progress.figures(time.monotonic()), self._address)
 
     def conclude(self, verdict: Verdict) -> None:
         """Say what was gained, or why nothing was."""
@@ -120,7 +120,7 @@ class Console:
     async def _guarded(self, work: Callable[[View], Awaitable[None]], view: View) -> None:
         try:
             await work(view)
-        except Exception as error:  # noqa: BLE001 # as above
+        except Exception as error:  # noqa: BLE001 # the training matters more
             self._go_quiet(error)
 
     def _go_quiet(self, error: Exception) -> None:

@@ -16,6 +16,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.trainer.outcomes import TableRow, print_table, table_rows
 from agentlightning.trainer.views import ProgressMode
 from agentlightning.utils.daemon_threads import CallingThread
+from agentlightning.utils.logged_failure import logged_failure
 
 __all__ = ["DevRun", "dev_algorithm"]
 
@@ -65,10 +66,8 @@ class DevRun:
     async def read(self, store: LightningStore, moment: float) -> None:
         """Take the rollouts since this moment into the table."""
         if self.shows_table:
-            try:
+            with logged_failure(logger, "The table of rollouts cannot be shown", level=logging.WARNING):
                 self.rows = await table_rows(store, moment)
-            except Exception as error:  # noqa: BLE001 # how the run ended matters more
-                logger.warning("The table of rollouts cannot be shown: %r.", error)
 
     def summary(self) -> dict[str, Any]:
         """How it went, for its run in the store."""

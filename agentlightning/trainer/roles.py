@@ -38,6 +38,7 @@ from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
+from agentlightning.utils.logged_failure import logged_failure
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.verdict import verdict_of_run
 
@@ -263,11 +264,9 @@ class AlgorithmRole:
         """Close a run with the verdict on it, which is said too; without one, if there is nothing to judge."""
         verdict = None
         if self.algorithm is not None and self.dev is None and not isinstance(self.algorithm, FastAlgorithm):
-            try:
+            with logged_failure(logger, "There is no verdict on run '%s'.", run.run_id):
                 verdict = await asyncio.wait_for(verdict_of_run(store, run), VERDICT_SECONDS)
                 console.conclude(verdict)
-            except Exception:  # how the training went matters more
-                logger.exception("There is no verdict on run '%s'.", run.run_id)
         judged = {} if verdict is None else {"verdict": verdict.as_summary()}
         await store.finish_run(run.run_id, status, summary={**run.summary, **judged})
 
@@ -289,20 +288,16 @@ class AlgorithmRole:
 
     def _measured(self) -> dict[str, Any]:
         """What the algorithm reports of its run, for the summary."""
-        try:
+        with logged_failure(logger, "The algorithm could not sum up its run."):
             return {} if self.algorithm is None else dict(self.algorithm.run_summary())
-        except Exception:  # how the training went matters more
-            logger.exception("The algorithm could not sum up its run.")
-            return {}
+        return {}
 
 
 async def _read_failure(store: LightningStore, moment: float) -> TrainingError | None:
     """As `failure_of_all`, beside an error that matters more than a store that cannot be read."""
-    try:
+    with logged_failure(logger, "Whether rollouts have failed could not be read", level=logging.WARNING):
         return await failure_of_all(store, moment)
-    except Exception as error:  # noqa: BLE001 # as above
-        logger.warning("Whether rollouts have failed could not be read: %s", error)
-        return None
+    return None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,6 @@ from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import (
     AgentLightningError,
     ConfigurationError,
-    InvalidQuery,
     PayloadTooLarge,
     RequestConflict,
     StoreUnavailable,
@@ -39,9 +38,9 @@ from agentlightning.store.http.retries import (
     is_passing,
 )
 from agentlightning.store.http.routes import ALL_ITEMS
+from agentlightning.store.notices import checked_kinds
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.types import (
-    NOTICE_KINDS,
     AttemptedRollout,
     EnqueueRolloutRequest,
     NamedResources,
@@ -199,11 +198,6 @@ class LightningStoreClient(LightningStore):
 
     # ------------------------------------------------------------------ calls
 
-    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        if name not in operations_of(LightningStore):
-            raise InvalidQuery(f"There is no store operation '{name}'.")
-        return await getattr(self, name)(**arguments)
-
     async def _send(self, op: Operation, arguments: dict[str, Any]) -> Any:
         """Have the server perform an operation, however often that must be asked; with the same ids each time."""
         if "wait" in op.signature.parameters:
@@ -276,11 +270,7 @@ class LightningStoreClient(LightningStore):
     def subscribe(
         self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
     ) -> AsyncIterator[Notice]:
-        wanted = list(NOTICE_KINDS if kinds is None else kinds)
-        unknown = set(wanted).difference(NOTICE_KINDS)
-        if unknown:
-            raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
-        return RemoteSubscription(self._connection(), self._policy, wanted, after)
+        return RemoteSubscription(self._connection(), self._policy, sorted(checked_kinds(kinds)), after)
 
     # ------------------------------------------------------------------ claims
 

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -104,18 +104,15 @@ class Watcher:
             if version != seen:
                 foreign = read_notices(connection, self._board.cursor)
                 (due,) = connection.execute("SELECT min(due) FROM rollouts WHERE due IS NOT NULL").fetchone()
-                self._tell(foreign, due)
+                if foreign:
+                    self._board.publish(foreign)
+                before, self.earliest_due = self.earliest_due, due
+                if due is not None and (before is None or due < before):
+                    self._board.wake_everyone()
             return int(version)
         except sqlite3.Error as error:
             logger.warning("Cannot see what other processes write to store '%s': %s", self._path, error)
             return -1
-
-    def _tell(self, foreign: list[NoticeFields], due: float | None) -> None:
-        if foreign:
-            self._board.publish(foreign)
-        before, self.earliest_due = self.earliest_due, due
-        if due is not None and (before is None or due < before):
-            self._board.wake_everyone()
 
 
 class _Working:
@@ -190,9 +187,12 @@ class SqliteLightningStore(DurableStore[_Working]):
     # ------------------------------------------------------------------ threads
 
     def _open(self) -> _Working:
+        connection = connect(self.path, durability=self.durability)
+        if self.path == MEMORY:
+            migrate(connection, self.path)
         writer = Writer(
             self.path,
-            self._opener(),
+            SqliteTransaction(connection, max_span_bytes=self.max_span_bytes),
             self._board,
             waits_for_disk=self.durability == "power",
             clock=self._clock,
@@ -200,9 +200,6 @@ class SqliteLightningStore(DurableStore[_Working]):
             on_abandoned=partial(give_back_to, weakref.ref(self)),
         )
         return _Working(writer, None if self.path == MEMORY else Watcher(self.path, self._board))
-
-    def _opener(self) -> Callable[[], SqliteTransaction]:
-        return partial(_open_transaction, self.path, self.durability, self.max_span_bytes)
 
     async def close(self) -> None:
         was_working = self._working is not None
@@ -254,24 +251,19 @@ class SqliteLightningStore(DurableStore[_Working]):
                 connection = working.idle.pop()
             except IndexError:
                 connection = connect(self.path, is_reader=True)
+            now, tx = self._clock(), SqliteTransaction(connection, max_span_bytes=self.max_span_bytes)
             try:
-                return self._read_on(connection, call, look)
+                connection.execute("BEGIN")
+                if look:
+                    tx.refresh_due()
+                    looking = self._watch.look(tx.earliest_due, now)
+                    if looking is SCHEDULE or (looking is not None and needs_sweep(tx, now, *looking.args)):
+                        return looking
+                return execute(call, tx, now)
             finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 working.idle.append(connection)
-
-    def _read_on(self, connection: sqlite3.Connection, call: Call, look: bool) -> Any:
-        now = self._clock()
-        tx = SqliteTransaction(connection, max_span_bytes=self.max_span_bytes)
-        connection.execute("BEGIN")
-        try:
-            if look:
-                tx.refresh_due()
-                looking = self._watch.look(tx.earliest_due, now)
-                if looking is SCHEDULE or (looking is not None and needs_sweep(tx, now, *looking.args)):
-                    return looking
-            return execute(call, tx, now)
-        finally:
-            connection.execute("ROLLBACK")
 
     # ------------------------------------------------------------------ waiting
 
@@ -322,11 +314,3 @@ class SqliteLightningStore(DurableStore[_Working]):
             finally:
                 target.close()
                 source.close()
-
-
-def _open_transaction(path: str, durability: Durability, max_span_bytes: int) -> SqliteTransaction:
-    """A transaction for the writer, on a connection of its own."""
-    connection = connect(path, durability=durability)
-    if path == MEMORY:
-        migrate(connection, path)
-    return SqliteTransaction(connection, max_span_bytes=max_span_bytes)

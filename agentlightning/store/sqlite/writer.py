@@ -68,7 +68,7 @@ class Writer:
     def __init__(
         self,
         path: str,
-        open_transaction: Callable[[], SqliteTransaction],
+        tx: SqliteTransaction,
         board: NoticeBoard,
         *,
         waits_for_disk: bool,
@@ -82,8 +82,8 @@ class Writer:
         self._clock = clock
         self._watch = watch
         self._on_abandoned = on_abandoned
-        self._tx = open_transaction()
-        self._connection = self._tx.connection
+        self._tx = tx
+        self._connection = tx.connection
         self._turn = threading.Lock()  # protects the connection, the transaction, and the fields below up to `_jobs`
         self._data_version = -1
         self._is_patient = True
@@ -110,11 +110,7 @@ class Writer:
             self._refuse_waiting()
         elif job.future is None or job.call.is_large or self._waits_for_disk:
             self._errands.put(self._run_patiently)
-        else:
-            self._end_round_of(job.future.get_loop())
-
-    def _end_round_of(self, loop: asyncio.AbstractEventLoop) -> None:
-        if loop not in self._rounds:
+        elif (loop := job.future.get_loop()) not in self._rounds:
             self._rounds.add(loop)
             loop.call_soon(self._end_round, loop)
 
@@ -202,20 +198,16 @@ class Writer:
             jobs = jobs or [self._jobs.popleft()]
             for job in jobs:
                 job.error = job.error or error
-        except BaseException:
-            self._survive_interrupt(jobs, loop)
+        except BaseException:  # Ctrl-C: what is not committed goes back to the line, what is gets its answers
+            if self._connection.in_transaction:
+                self._roll_back()
+                self._jobs.extendleft(reversed(jobs))
+            else:
+                settle(jobs, self._on_abandoned, loop)
             raise
         else:
             self._publish(notices)
         settle(jobs, self._on_abandoned, loop)
-
-    def _survive_interrupt(self, jobs: list[Job], loop: asyncio.AbstractEventLoop | None) -> None:
-        """Ctrl-C in the middle of a batch: what is not committed goes back to the line, what is gets its answers."""
-        if self._connection.in_transaction:
-            self._roll_back()
-            self._jobs.extendleft(reversed(jobs))
-        else:
-            settle(jobs, self._on_abandoned, loop)
 
     def _begin(self, *, patient: bool) -> None:
         if patient != self._is_patient:
@@ -231,15 +223,11 @@ class Writer:
         if version != self._data_version:
             self._data_version = version
             self._tx.forget()
-            self._catch_up()
+            foreign = read_notices(self._connection, self._board.cursor)  # what other processes have committed
+            if foreign:
+                self._board.publish(foreign)
+            self._tx.cursor = self._board.cursor
             self._tx.refresh_due()
-
-    def _catch_up(self) -> None:
-        """Tell this process what others have committed."""
-        foreign = read_notices(self._connection, self._board.cursor)
-        if foreign:
-            self._board.publish(foreign)
-        self._tx.cursor = self._board.cursor
 
     def _run_jobs(self, jobs: list[Job], most: int) -> None:
         """Take jobs from the line and run them, appending each to `jobs`."""
@@ -256,20 +244,16 @@ class Writer:
                     execute(look, tx, now)
                     tx.keep()
                     tx.refresh_due()
-            self._run_job(job, now)
+            try:
+                job.result = execute(job.call, tx, now)
+            except sqlite3.Error:
+                raise
+            except Exception as error:  # goes to the caller
+                job.error = error
+                if tx.is_spoiled:
+                    raise _Spoiled from error
+                tx.take_back()
             tx.keep()
-
-    def _run_job(self, job: Job, now: float) -> None:
-        tx = self._tx
-        try:
-            job.result = execute(job.call, tx, now)
-        except sqlite3.Error:
-            raise
-        except Exception as error:  # goes to the caller
-            job.error = error
-            if tx.is_spoiled:
-                raise _Spoiled from error
-            tx.take_back()
 
     def _commit(self) -> list[NoticeFields]:
         tx = self._tx

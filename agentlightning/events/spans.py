@@ -172,7 +172,7 @@ def _object(span: Span, source: _Source) -> ObjectEvent | None:
     return kind(value=_value(span.attributes, type_name), type_name=type_name, **source)
 
 
-def _value(attributes: Mapping[str, AttributeValue], type_name: str | None) -> Any:
+def _value(attributes: Mapping[str, AttributeValue], type_name: str | None) -> object:
     """The recorded object; text that cannot be decoded is returned as it is."""
     literal = attributes.get(_LITERAL)
     text = attributes.get(_JSON, attributes.get("object"))

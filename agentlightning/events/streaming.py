@@ -92,7 +92,7 @@ def stream_events(
 
 def stream_events(
     store: LightningStore,
-    handle: Handler[Any] | None = None,
+    handle: Handler[object] | None = None,
     *,
     mode: StreamMode = "realtime",
     consumers: int = 1,
@@ -380,7 +380,7 @@ class EventStream(AsyncIterator[ResultT], Generic[ResultT]):
         """End the stream; batches that are being handled are cancelled."""
         self._is_closed = True
         self._has_changed.set()
-        running: list[asyncio.Task[Any]] = [task for _, task in self._handled]
+        running: list[asyncio.Task[object]] = [task for _, task in self._handled]
         if self._work is not None:
             running.append(self._work)
         self._handled.clear()

@@ -247,7 +247,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         store: LightningStore,
         stop_evt: ExecutionEvent,
         *,
-        ctx: Any,
+        ctx: object,
         handshake: children.RestartHandshake | None = None,
     ) -> list[BaseProcess]:
         """Start the runners; with a handshake, a restart of one of them is announced first."""
@@ -264,7 +264,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         return started
 
     def _spawn_algorithm_process(
-        self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any
+        self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: object
     ) -> BaseProcess:
         run = functools.partial(self._execute_algorithm, algorithm, store)
         work = functools.partial(children.run_in_child, run, stop_evt, self.graceful_timeout)
@@ -341,7 +341,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             logger.warning("KeyboardInterrupt received; everything has been stopped.")
 
     def _execute_runners_only(
-        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
+        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
     ) -> None:
         if self.n_runners == 1:
             # In this process; Ctrl-C or SIGTERM lets it finish what it runs, if that does not take too long.
@@ -362,7 +362,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self._check_process_exitcodes(runners.processes)
 
     def _started_runners(
-        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
+        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
     ) -> children.RunnerProcesses:
         handshake = children.RestartHandshake(ctx, self.n_runners)
         processes = self._spawn_runners(runner, store, stop, ctx=ctx, handshake=handshake)
@@ -386,7 +386,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self.is_interrupted = True
 
     def _execute_both(
-        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
     ) -> None:
         if self.managed_store:
             prepare_codecs()
@@ -414,7 +414,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     async def _run_unless_lost(
         self,
-        algorithm: Coroutine[Any, Any, None],
+        algorithm: Coroutine[object, object, None],
         runners: children.RunnerProcesses,
         store: LightningStore,
         stop: ExecutionEvent,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.synchronize import Event
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from agentlightning.utils.deadline import POLL_SECONDS, until
 
@@ -105,7 +105,7 @@ class StopToken:
 
 
 async def run_until_stopped(
-    work: Coroutine[Any, Any, _T],
+    work: Coroutine[object, object, _T],
     is_stopped: Callable[[], bool],
     grace_seconds: float,
     *,

@@ -82,7 +82,7 @@ def start_process(ctx: Any, work: Callable[[], None], name: str) -> BaseProcess:
 
 
 def run_in_child(
-    work: Callable[[ExecutionEvent], Coroutine[Any, Any, Any]], stop: ExecutionEvent, grace: float
+    work: Callable[[ExecutionEvent], Coroutine[object, object, object]], stop: ExecutionEvent, grace: float
 ) -> None:
     """In a child: run to the end. Ctrl-C ends it well; anything else is logged, and the exit code is 1.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution.base import (
@@ -146,7 +146,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             asyncio.run(self._run_until_completed_or_canceled(runner(store, worker_id, stop_evt), stop_evt))
 
     async def _run_until_completed_or_canceled(
-        self, coro: Coroutine[Any, Any, _T], stop_evt: ExecutionEvent
+        self, coro: Coroutine[object, object, _T], stop_evt: ExecutionEvent
     ) -> _T | None:
         grace = self.graceful_delay
         return await run_until_stopped(

@@ -110,7 +110,7 @@ class LitAgentRunner(Runner[T_task]):
         self._tracer.init()
         lifecycle_of(self).step("init")
 
-    def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
+    def init_worker(self, worker_id: int, store: LightningStore, **kwargs: object) -> None:
         """Take the store, in the worker that will use it."""
         self._store = adapted(store)
         self._has_logged_outage = False
@@ -119,7 +119,7 @@ class LitAgentRunner(Runner[T_task]):
         self._store_worker_id = unique_worker_id(self.get_worker_id(), self._worker_token or generate_id(TOKEN_DIGITS))
         self._tracer.init_worker(worker_id, self._store)
 
-    def teardown(self, *args: Any, **kwargs: Any) -> None:
+    def teardown(self, *args: object, **kwargs: object) -> None:
         self._agent = None
         self._store = None
         self._context = None
@@ -129,7 +129,7 @@ class LitAgentRunner(Runner[T_task]):
         self._tracer.teardown()
         lifecycle_of(self).become(LifecycleState.STOPPED)
 
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         self.worker_id = None
         self._tracer.teardown_worker(worker_id)
 
@@ -138,7 +138,7 @@ class LitAgentRunner(Runner[T_task]):
         kept = {name: value for name, value in vars(self).items() if name not in ("_threads", "_life")}
         return {**kept, "_tracer": copy.copy(self._tracer), "_store": None, "_context": None, "worker_id": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._threads = DaemonThreads("agent")
 

@@ -275,7 +275,7 @@ class AttemptRun:
             end_attempt = functools.partial(_settle, is_over)
             end_attempt() if self.slot is None else self.slot.release(end_attempt)
 
-    async def _call_hooks(self, name: str, **arguments: Any) -> None:
+    async def _call_hooks(self, name: str, **arguments: object) -> None:
         for hook in self.context.hooks:
             try:
                 callback = getattr(hook, name)
@@ -283,7 +283,7 @@ class AttemptRun:
             except (Exception, SystemExit):  # a hook's fault is not the agent's
                 logger.exception("Hook %s.%s failed.", type(hook).__name__, name)
 
-    async def _call_agent_callback(self, name: str, *outcome: Any) -> None:
+    async def _call_agent_callback(self, name: str, *outcome: object) -> None:
         """Call the agent's own callback, if it has one."""
         agent, context = self.context.agent, self.context
         if agent.has_callback(name):
@@ -332,8 +332,8 @@ class AttemptRun:
 
     def _changes(self) -> dict[str, Any]:
         """What is written with the status: the output, and what the attempt should say besides."""
-        changes: dict[str, Any] = {}
-        notes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
+        notes: dict[str, object] = {}
         if self.error is not None:
             notes["error"] = FailureNote.of(self.error).as_metadata()
         elif not isinstance(self._output, Unset):
@@ -374,7 +374,7 @@ async def _cancel_agent(work: "asyncio.Future[Any]") -> None:
         logger.warning("An agent did not end within %g s of being cancelled and is left behind.", CANCEL_SECONDS)
 
 
-def _last_trace(tracer: Tracer) -> Sequence[Any]:
+def _last_trace(tracer: Tracer) -> Sequence[object]:
     try:
         return tracer.get_last_trace()
     except (RuntimeError, NotImplementedError):  # it has recorded nothing, or keeps no traces

@@ -55,7 +55,7 @@ class FailureNote:
         return cls(type(error).__name__, message[:LONGEST_TEXT], text[-LONGEST_TEXT:])
 
     @classmethod
-    def read(cls, metadata: Mapping[str, Any] | None) -> "FailureNote | None":
+    def read(cls, metadata: Mapping[str, object] | None) -> "FailureNote | None":
         """From the metadata of an attempt; None if there is none."""
         noted = (metadata or {}).get("error")
         if not isinstance(noted, Mapping):

@@ -10,7 +10,7 @@ import contextvars
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import Final
 
 from agentlightning.store.claims import Claim
 
@@ -169,7 +169,7 @@ class WorkerPool:
         if self._waiting and self._timer is None and not self._is_cancelled:
             self._timer = self.loop.call_later(LONGEST_AHEAD_SECONDS, self._return_late_claims)
 
-    def _start(self, work: Coroutine[Any, Any, None], tasks: "set[asyncio.Task[None]]") -> None:
+    def _start(self, work: Coroutine[object, object, None], tasks: "set[asyncio.Task[None]]") -> None:
         # In a context of its own: the current one may be inside the trace of an agent that has just ended.
         task = self._context.copy().run(self.loop.create_task, work)
         tasks.add(task)

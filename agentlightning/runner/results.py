@@ -198,7 +198,7 @@ def _is_span(item: object) -> bool:
     return isinstance(item, (Span, SpanCoreFields)) or hasattr(item, "get_span_context")
 
 
-def _span_id(span: Any) -> Any:
+def _span_id(span: object) -> object:
     context = span.get_span_context() if hasattr(span, "get_span_context") else None
     return getattr(span, "span_id", None) if context is None else context.span_id
 
@@ -217,7 +217,7 @@ class _Walk:
     def __init__(self) -> None:
         self._left = MAX_OUTPUT_BYTES
 
-    def plain(self, value: Any, level: int) -> Any:
+    def plain(self, value: object, level: int) -> object:
         try:
             return self._plain(value, level)
         except Exception:  # noqa: BLE001 # an object of the user's may raise anything when it is looked at
@@ -271,8 +271,8 @@ class _Walk:
         text = self._text(repr(start), level)
         return text if count == len(start) else f"{text.partition(_MARK)[0]}{_MARK} ({count:,} bytes in all)"
 
-    def _mapping(self, value: Mapping[Any, Any], level: int) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
+    def _mapping(self, value: Mapping[object, object], level: int) -> dict[str, object]:
+        kept: dict[str, object] = {}
         for key, item in value.items():
             if self._left <= 0:
                 kept[_MARK] = f"({len(value):,} items in all)"
@@ -282,8 +282,8 @@ class _Walk:
         self._left -= _BYTES_AROUND
         return kept
 
-    def _list(self, value: Collection[Any], level: int) -> list[Any]:
-        kept: list[Any] = []
+    def _list(self, value: Collection[object], level: int) -> list[object]:
+        kept: list[object] = []
         for item in value:
             if self._left <= 0:
                 kept.append(f"{_MARK} ({len(value):,} items in all)")
@@ -293,7 +293,7 @@ class _Walk:
         return kept
 
 
-def _fields_of(value: Any) -> object:
+def _fields_of(value: object) -> object:
     """An object as a mapping, a list or a number; None if it cannot be taken apart."""
     if isinstance(value, type):
         return None

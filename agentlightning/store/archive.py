@@ -83,7 +83,7 @@ def _write_archive(tx: Transaction, now: float, path: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def _line(kind: str, value: Any) -> bytes:
+def _line(kind: str, value: object) -> bytes:
     if isinstance(value, Rollout):
         for name in ("input", "output"):  # a memory store may hold what JSON cannot
             check_json(getattr(value, name), name)
@@ -153,7 +153,7 @@ def _read_archive(tx: Transaction, now: float, path: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def _check_header(kind: str, value: Any, path: Path) -> None:
+def _check_header(kind: str, value: object, path: Path) -> None:
     if kind != "header" or not isinstance(value, dict) or value.get("format") != FORMAT:
         raise IncompatibleStore(f"'{path}' is not an archive of a store.")
     if value.get("version") != VERSION:

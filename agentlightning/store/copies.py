@@ -67,7 +67,7 @@ def field_names(model_type: type[BaseModel]) -> set[str]:
     return _FieldNames(model_type.model_fields)
 
 
-def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel) -> ModelT:
+def _built(model_type: type[ModelT], fields: dict[str, object], pattern: BaseModel) -> ModelT:
     """A model of these fields, unvalidated, with what else the pattern has."""
     model = object.__new__(model_type)
     extra = pattern.__pydantic_extra__
@@ -78,7 +78,7 @@ def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel)
     return model
 
 
-def replaced(model: ModelT, **changes: Any) -> ModelT:
+def replaced(model: ModelT, **changes: object) -> ModelT:
     """A copy of a model with some fields changed, unvalidated."""
     return _built(type(model), {**model.__dict__, **changes}, model)
 

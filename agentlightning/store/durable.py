@@ -168,7 +168,7 @@ class DurableStore(LocalStore, Generic[WorkingT]):
         self._submit(self._work(), Job(call, future))
         return future
 
-    async def _run_claim(self, call: Call) -> Any:
+    async def _run_claim(self, call: Call) -> object:
         future = self._run_write(call)
         try:
             return await future

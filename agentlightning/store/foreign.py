@@ -93,7 +93,7 @@ _RECORDS: Final[Mapping[str, type[BaseModel]]] = {
 
 def adapted(store: LightningStore) -> LightningStore:
     """The store with the whole contract: itself if it has it, else in a `ForeignStore`."""
-    kind: Any = type(store)  # mypy: type[T] is not known to be hashable
+    kind: object = type(store)  # mypy: type[T] is not known to be hashable
     return store if _is_whole(kind) else ForeignStore(store)
 
 
@@ -118,7 +118,7 @@ def _owner(kind: type, name: str) -> type:
     return next((owner for owner in kind.__mro__ if name in vars(owner)), LightningStore)
 
 
-def _knows(method: Any, names: Iterable[str]) -> bool:
+def _knows(method: object, names: Iterable[str]) -> bool:
     known = _parameters_of(getattr(method, "__func__", method))
     return known is None or known.issuperset(names)
 
@@ -138,8 +138,8 @@ class _Call:
     waiters: int = 0
 
 
-def _derived_method(op: Operation) -> Callable[..., Any]:
-    async def method(self: "ForeignStore", *args: Any, **kwargs: Any) -> Any:
+def _derived_method(op: Operation) -> Callable[..., object]:
+    async def method(self: "ForeignStore", *args: object, **kwargs: object) -> object:
         return await self._answer(op, op.name_arguments(args, kwargs))
 
     return method
@@ -155,7 +155,7 @@ class ForeignStore(LightningStore):
         self._kept = InMemoryLightningStore()
         is_safe = bool(self._declared_capabilities.get("thread_safe"))
         self._lock: AbstractAsyncContextManager[None] = nullcontext() if is_safe else CrossLoopLock()
-        self._calls: OrderedDict[tuple[Any, ...], _Call] = OrderedDict()
+        self._calls: OrderedDict[tuple[object, ...], _Call] = OrderedDict()
         """By their ids, while they run and for ten minutes after, the oldest first."""
         self._span_ids: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
@@ -185,7 +185,7 @@ class ForeignStore(LightningStore):
 
     # ------------------------------------------------------------------ calling the store
 
-    async def _answer(self, op: Operation, given: dict[str, Any]) -> Any:
+    async def _answer(self, op: Operation, given: dict[str, object]) -> object:
         """Have the store do it, as far as it can; once for all calls with the same ids."""
         defaults = op.signature.parameters
         given = {name: value for name, value in given.items() if value is not defaults[name].default}
@@ -207,9 +207,9 @@ class ForeignStore(LightningStore):
             if call.waiters == 0 and not call.task.done():
                 call.task.cancel()
 
-    async def _act_once(self, key: tuple[Any, ...], op: Operation, given: dict[str, Any]) -> Any:
+    async def _act_once(self, key: tuple[object, ...], op: Operation, given: dict[str, object]) -> object:
         """Act for a call and its copies; where nothing was given out or created, the next one tries again."""
-        result: Any = None
+        result: object = None
         try:
             result = await self._act(op, given)
             return result
@@ -240,14 +240,14 @@ class ForeignStore(LightningStore):
             self._span_ids.popitem(last=False)
         return added
 
-    async def call(self, name: str, given: Mapping[str, Any]) -> Any:
+    async def call(self, name: str, given: Mapping[str, object]) -> Any:
         """Call the store's own method with the arguments that it knows."""
         method = getattr(self.store, name, None)
         if method is None:
             raise NotImplementedError(f"{type(self.store).__name__} has no operation '{name}'.")
         known = _parameters_of(getattr(method, "__func__", method))
         named = {key: value for key, value in given.items() if known is None or key in known}
-        positional: list[Any] = []
+        positional: list[object] = []
         for parameter in operations_of(LightningStore)[name].signature.parameters.values():
             is_unknown = known is not None and parameter.name not in known
             if is_unknown or parameter.kind is parameter.KEYWORD_ONLY or name in _BY_KEYWORD:
@@ -267,7 +267,7 @@ class ForeignStore(LightningStore):
             return False
         return _parameters_of(getattr(type(self.store), op.name)) is not None
 
-    async def _query(self, op: Operation, given: dict[str, Any]) -> PaginatedResult[Any]:
+    async def _query(self, op: Operation, given: dict[str, object]) -> PaginatedResult[object]:
         """Select here what the store does not select itself; a list that it answers becomes a page."""
         if _knows(getattr(self.store, op.name), given):
             found = await self.call(op.name, given)
@@ -287,7 +287,7 @@ class ForeignStore(LightningStore):
             return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
 
-def _field_of(rollout: Rollout, field: str) -> Any:
+def _field_of(rollout: Rollout, field: str) -> object:
     return index_value(rollout, rollout.attempt if isinstance(rollout, AttemptedRollout) else None, field)
 
 
@@ -326,7 +326,7 @@ async def _dequeue(store: ForeignStore, worker_id: str | None = None, wait: floa
     return None
 
 
-async def _start(name: str, store: ForeignStore, worker_id: str | None = None, **given: Any) -> AttemptedRollout:
+async def _start(name: str, store: ForeignStore, worker_id: str | None = None, **given: object) -> AttemptedRollout:
     return await _named(store, await store.call(name, given), worker_id)
 
 
@@ -413,7 +413,7 @@ async def _sequence_ids(store: ForeignStore, rollout_attempt_ids: Sequence[tuple
     return [await store.get_next_span_sequence_id(*ids) for ids in rollout_attempt_ids]
 
 
-async def _no_open_spans(store: ForeignStore, **_: Any) -> Sequence[Span]:
+async def _no_open_spans(store: ForeignStore, **_: object) -> Sequence[Span]:
     return []
 
 

@@ -32,9 +32,9 @@ def innermost(store: LightningStore) -> LightningStore:
     return store
 
 
-def _locked_method(op: Operation) -> Callable[..., Any]:
-    async def method(self: "LightningStoreThreaded", *args: Any, **kwargs: Any) -> Any:
-        forwarded: Callable[..., Coroutine[Any, Any, Any]] = getattr(self._target, op.name)
+def _locked_method(op: Operation) -> Callable[..., object]:
+    async def method(self: "LightningStoreThreaded", *args: object, **kwargs: object) -> object:
+        forwarded: Callable[..., Coroutine[object, object, object]] = getattr(self._target, op.name)
         async with self._exclusion(may_wait=op.may_wait(kwargs)):
             return await forwarded(*args, **kwargs)
 
@@ -108,7 +108,7 @@ class BlockingStore:
             raise AttributeError(f"A store has no operation '{name}'.")
         method = getattr(self.store, name)
 
-        def blocking(*args: Any, **kwargs: Any) -> Any:
+        def blocking(*args: object, **kwargs: object) -> object:
             return self._run(method(*args, **kwargs))
 
         blocking.__name__, blocking.__doc__ = name, getattr(LightningStore, name).__doc__
@@ -130,7 +130,7 @@ class BlockingStore:
 
         return iter(lambda: self._run(next_notice()), None)
 
-    def _run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    def _run(self, coroutine: Coroutine[object, object, ResultT]) -> ResultT:
         try:
             return self._thread.run(coroutine)
         except (LoopThreadEnded, CancelledError) as error:

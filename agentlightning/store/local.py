@@ -104,7 +104,7 @@ def execute(call: Call, tx: Transaction, now: float) -> Any:
     return detached(call.behaviour(tx, now, *call.args, **call.kwargs))
 
 
-def undoing(call: Call, result: Any) -> Call | None:
+def undoing(call: Call, result: object) -> Call | None:
     """The call that returns what a caller claimed who is gone; None if nothing is to be returned.
 
     Who gave a `claim_id` asks for the claim again, and gets it.
@@ -127,7 +127,7 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
     async def write(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
         return await self._write(Call(op.name, behaviour, args, kwargs, op.watchdog))
 
-    async def read(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
+    async def read(self: "LocalStore", *args: object, **kwargs: object) -> object:
         return await self._read(Call(op.name, behaviour, args, kwargs, op.watchdog))
 
     if op.is_claim:
@@ -161,11 +161,11 @@ class LocalStore(LightningStore):
     # ------------------------------------------------------------------ what a back end gives
 
     @abstractmethod
-    def _run_write(self, call: Call) -> Awaitable[Any]:
+    def _run_write(self, call: Call) -> Awaitable[object]:
         """Run a call in a transaction that may write, with overdue attempts marked before it."""
 
     @abstractmethod
-    def _run_read(self, call: Call) -> Awaitable[Any]:
+    def _run_read(self, call: Call) -> Awaitable[object]:
         """Run a call in a transaction that only reads, with overdue attempts marked before it."""
 
     @abstractmethod
@@ -176,7 +176,7 @@ class LocalStore(LightningStore):
     async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         """The next committed notices behind a cursor; None if some of them are gone."""
 
-    def _run_claim(self, call: Call) -> Awaitable[Any]:
+    def _run_claim(self, call: Call) -> Awaitable[object]:
         """Run a call that writes, and whose result must not be lost when the caller is cancelled."""
         return self._run_write(call)
 
@@ -195,10 +195,10 @@ class LocalStore(LightningStore):
     def _read(self, call: Call) -> Awaitable[Any]:
         return self._run_read(call) if self._tracker is None else self._measured(self._run_read, call, self._tracker)
 
-    def _claim(self, call: Call) -> Awaitable[Any]:
+    def _claim(self, call: Call) -> Awaitable[object]:
         return self._run_claim(call) if self._tracker is None else self._measured(self._run_claim, call, self._tracker)
 
-    async def _measured(self, run: Callable[[Call], Awaitable[Any]], call: Call, tracker: MetricsBackend) -> Any:
+    async def _measured(self, run: Callable[[Call], Awaitable[object]], call: Call, tracker: MetricsBackend) -> object:
         began = time.perf_counter()
         try:
             return await run(call)
@@ -229,7 +229,7 @@ class LocalStore(LightningStore):
 
     # ------------------------------------------------------------------ waiting
 
-    async def _claim_patiently(self, call: Call, wait: float) -> Any:
+    async def _claim_patiently(self, call: Call, wait: float) -> object:
         """Run a claim again whenever there may be work, until there is or time is over."""
         deadline, claim_id = time.monotonic() + wait, call.kwargs.get("claim_id")
         claimed = await self._claim(call)

@@ -32,7 +32,7 @@ SAFE_SHARE_OF_EVICTION = 0.8
 logger = logging.getLogger(__name__)
 
 
-def estimate_model_size(obj: Any) -> int:
+def estimate_model_size(obj: object) -> int:
     """Bytes an object takes with what hangs on it."""
     if isinstance(obj, BaseModel):
         return sys.getsizeof(obj) + sum(map(estimate_model_size, obj.__dict__.values()))
@@ -149,17 +149,17 @@ class InMemoryLightningStore(LocalStore):
             self._is_closed = True
         self._board.wake_everyone()
 
-    async def _run_write(self, call: Call) -> Any:
+    async def _run_write(self, call: Call) -> object:
         return self._run(call)
 
-    async def _run_read(self, call: Call) -> Any:
+    async def _run_read(self, call: Call) -> object:
         return self._run(call)
 
     def number_at_once(self, rollout_ids: Sequence[str]) -> Sequence[int]:
         with self._lock:
             return [self._tx.take_sequence(rollout_id) for rollout_id in rollout_ids]
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: Call) -> object:
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailable("This memory store is closed; make another InMemoryLightningStore.")
@@ -170,7 +170,7 @@ class InMemoryLightningStore(LocalStore):
                     self._transact(look, now)
             return self._transact(call, now)
 
-    def _transact(self, call: Call, now: float) -> Any:
+    def _transact(self, call: Call, now: float) -> object:
         tx, board = self._tx, self._board
         due = tx.earliest_due() if board.has_waiters else None
         try:

@@ -92,7 +92,7 @@ class Operation:
         """Whether it gives out rollouts."""
         return "claim_id" in self.ids
 
-    def may_wait(self, arguments: Mapping[str, Any]) -> bool:
+    def may_wait(self, arguments: Mapping[str, object]) -> bool:
         """Whether a call with these arguments may wait for something to happen."""
         return bool(arguments.get("wait")) or ("timeout" in self._names and arguments.get("timeout") != 0)
 
@@ -112,7 +112,7 @@ class Operation:
     def result(self) -> TypeAdapter[Any]:
         return TypeAdapter(get_type_hints(self.declared, include_extras=True)["return"])
 
-    def name_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def name_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The arguments of one call by name, leaving out the ones not given or `UNSET`."""
         given = dict(zip(self._positional, args, strict=False))
         if len(args) > len(given) or not given.keys().isdisjoint(kwargs) or not self._fits({*given, *kwargs}):
@@ -138,13 +138,13 @@ class Operation:
         """Whether a call may name these, and all it must; looking is several times cheaper than binding."""
         return self._required <= names <= self._names
 
-    def encode_result(self, value: Any) -> bytes:
+    def encode_result(self, value: object) -> bytes:
         return self.result.dump_json(value, serialize_as_any=True)
 
     def decode_result(self, payload: bytes) -> Any:
         return self.result.validate_json(payload)
 
-    def brief(self, result: Any) -> Any:
+    def brief(self, result: object) -> Any:
         """The result of an operation that echoes spans, in short: the number of each that was kept, False if not."""
         if isinstance(result, list):
             return [self.brief(item) for item in result]
@@ -196,7 +196,7 @@ def operation(
 
     def mark(method: MethodT) -> MethodT:
         @functools.wraps(method)
-        async def missing(self: object, *args: Any, **kwargs: Any) -> Any:
+        async def missing(self: object, *args: object, **kwargs: object) -> object:
             raise NotImplementedError(f"{type(self).__name__} has no operation '{method.__name__}'.")
 
         setattr(missing, "__operation__", declared)  # noqa: B010
@@ -221,7 +221,7 @@ def operations_of(store_type: type) -> Mapping[str, Operation]:
 
 
 def forward_operations(
-    make_method: Callable[[Operation], Callable[..., Any]],
+    make_method: Callable[[Operation], Callable[..., object]],
 ) -> Callable[[type[StoreT]], type[StoreT]]:
     """Class decorator: give the class a method for every operation it does not define itself."""
 
@@ -235,7 +235,7 @@ def forward_operations(
     return fill
 
 
-def _without_unset(hint: Any) -> Any:
+def _without_unset(hint: object) -> object:
     if get_origin(hint) in (Union, types.UnionType):
         return Union[tuple(member for member in get_args(hint) if member is not Unset)]  # noqa: UP007 # built at run time
     return hint

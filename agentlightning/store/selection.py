@@ -47,7 +47,7 @@ class Condition:
                 return cls(name.removesuffix(f"_{kind}"), kind, float(value))
         return cls(name, "exact", value)
 
-    def holds(self, actual: Any) -> bool:
+    def holds(self, actual: object) -> bool:
         """Whether a value of the field is what is demanded; one that is missing is neither small nor large."""
         if self.kind == "exact":
             return bool(actual == self.value)
@@ -96,7 +96,7 @@ class Selection:
 
 
 def choose(
-    records: Iterable[RecordT], selection: Selection, read: Callable[[RecordT, str], Any] = getattr
+    records: Iterable[RecordT], selection: Selection, read: Callable[[RecordT, str], object] = getattr
 ) -> PaginatedResult[RecordT]:
     """The records a selection asks for; without a sort key they keep their order.
 

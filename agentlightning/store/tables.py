@@ -167,7 +167,7 @@ class RecordTable:
         insert = f"INSERT INTO {self.name} ({self.column_list}) VALUES ({marks})"
         return f"{insert} ON CONFLICT ({names[0]}) DO UPDATE SET {changes}"
 
-    def row_of(self, record: Any) -> Row:
+    def row_of(self, record: object) -> Row:
         plain = [getattr(record, name) for name in self.columns]
         return (*plain, *(_json_of(getattr(record, name), f"{self.name}.{name}") for name in self.json_columns))
 
@@ -177,7 +177,7 @@ class RecordTable:
         return self.model(**plain, **{name: orjson.loads(body) for name, body in bodies})
 
 
-def _json_of(value: Any, where: str) -> bytes:
+def _json_of(value: object, where: str) -> bytes:
     if isinstance(value, dict):
         value = {name: item.model_dump() if hasattr(item, "model_dump") else item for name, item in value.items()}
     return as_json(value, where)

@@ -51,7 +51,7 @@ _SMALLEST_INTEGER = -(2**63)
 # ---------------------------------------------------------------------- JSON
 
 
-def check_json(value: Any, where: str) -> None:
+def check_json(value: object, where: str) -> None:
     """Refuse what JSON would not give back as it was."""
     try:
         _check_json(value, where)
@@ -60,7 +60,7 @@ def check_json(value: Any, where: str) -> None:
         raise InvalidValue(message) from error
 
 
-def _check_json(value: Any, where: str) -> None:
+def _check_json(value: object, where: str) -> None:
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, int):
@@ -86,7 +86,7 @@ def _check_json(value: Any, where: str) -> None:
         )
 
 
-def as_json(value: Any, where: str) -> bytes:
+def as_json(value: object, where: str) -> bytes:
     """A value as JSON, refused by name if it would not come back as it was."""
     check_json(value, where)
     try:
@@ -143,7 +143,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
-def _are_storable_numbers(values: Sequence[Any]) -> bool:
+def _are_storable_numbers(values: Sequence[object]) -> bool:
     """Whether they are numbers and JSON holds them all; a quick answer, which for odd ones may be a wrong no."""
     total = sum_of_numbers(values)
     if type(total) is float:
@@ -276,7 +276,7 @@ def _weigh_attributes(attributes: Mapping[str, Any], span_name: str) -> int:
     return size
 
 
-def _checked_weight(value: Any, where: str) -> int:
+def _checked_weight(value: object, where: str) -> int:
     check_json(value, where)
     return weigh_value(value)
 

@@ -60,7 +60,7 @@ class OtelTracer(RecordingTracer):
         if self.instrument:
             instrumentation()
 
-    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
+    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: object, **kwargs: object) -> None:
         """Find or install the provider, and listen to it; a second time is harmless."""
         super().init_worker(worker_id, store)
         _listen_to(_provider())
@@ -69,7 +69,7 @@ class OtelTracer(RecordingTracer):
             for patches in self._applied:
                 patches.acquire()
 
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         """The provider stays, because OpenTelemetry never lets go of one, and without a trace records nothing."""
         super().teardown_worker(worker_id)
         while self._applied:

@@ -44,13 +44,13 @@ class RecordingTracer(Tracer):
         self._last: Binding | None = None
         self._shippers: dict[int, TraceShipper] = {}
 
-    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
+    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: object, **kwargs: object) -> None:
         super().init_worker(worker_id, store)
         self._is_ready = True
         if store is not None:
             self._shipper_to(store).start()
 
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         """Let go of the stores; spans that end from now on are lost, and counted."""
         super().teardown_worker(worker_id)
         while self._shippers:

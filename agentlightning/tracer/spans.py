@@ -141,7 +141,7 @@ class SyntheticRecording:
     def __init__(
         self,
         name: str,
-        attributes: Mapping[str, Any],
+        attributes: Mapping[str, object],
         start_time: float | None = None,
         status: TraceStatus | None = None,
     ) -> None:
@@ -234,7 +234,7 @@ def _is_plain(span: ReadableSpan) -> bool:
     return not (has_status or len(events_of(span)) or len(links_of(span)))
 
 
-def _plain_attributes(span: ReadableSpan) -> dict[str, Any] | None:
+def _plain_attributes(span: ReadableSpan) -> dict[str, object] | None:
     """A copy in which sequences are lists; None if there is a value that needs a closer look."""
     attributes = dict(attributes_of(span))
     for name, value in attributes.items():

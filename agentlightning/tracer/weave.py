@@ -29,13 +29,13 @@ class WeaveTracer(OtelTracer):
         super().__init__(instrument=instrument)
         self._is_managing = False
 
-    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
+    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: object, **kwargs: object) -> None:
         super().init_worker(worker_id, store)
         if not self._is_managing:
             weave_management().acquire()
             self._is_managing = True
 
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         if self._is_managing:
             self._is_managing = False
             weave_management().release()

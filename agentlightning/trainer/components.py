@@ -60,7 +60,7 @@ def renamed(new: str, value: _Value | None, old: str, old_value: _Value | None) 
 # ---------------------------------------------------------------------- parts
 
 
-def build_adapter(adapter: Any, triplet_exporter: Any) -> TraceAdapter[Any]:
+def build_adapter(adapter: object, triplet_exporter: object) -> TraceAdapter[Any]:
     if triplet_exporter is not None:
         deprecated(
             "triplet_exporter is deprecated; use adapter."
@@ -68,7 +68,7 @@ def build_adapter(adapter: Any, triplet_exporter: Any) -> TraceAdapter[Any]:
             else "Both adapter and the deprecated triplet_exporter are given; adapter is used.",
             stacklevel=4,
         )
-    built: TraceAdapter[Any] = build_component(
+    built: TraceAdapter[object] = build_component(
         adapter if adapter is not None else triplet_exporter,
         expected_type=TraceAdapter,
         spec_name="adapter",
@@ -79,8 +79,8 @@ def build_adapter(adapter: Any, triplet_exporter: Any) -> TraceAdapter[Any]:
     return built
 
 
-def build_strategy(strategy: Any, *, n_runners: int, port: int | None) -> ExecutionStrategy:
-    defaults: dict[str, Any] = {"n_runners": n_runners}
+def build_strategy(strategy: object, *, n_runners: int, port: int | None) -> ExecutionStrategy:
+    defaults: dict[str, object] = {"n_runners": n_runners}
     if port is not None:
         defaults["server_port"] = port
     if n_runners > 1:
@@ -98,8 +98,8 @@ def build_strategy(strategy: Any, *, n_runners: int, port: int | None) -> Execut
     return built
 
 
-def build_runner(runner: Any, *, tracer: Tracer, max_rollouts: int | None) -> Runner[Any]:
-    built: Runner[Any] = build_component(
+def build_runner(runner: object, *, tracer: Tracer, max_rollouts: int | None) -> Runner[Any]:
+    built: Runner[object] = build_component(
         runner,
         expected_type=Runner,
         spec_name="runner",
@@ -111,7 +111,7 @@ def build_runner(runner: Any, *, tracer: Tracer, max_rollouts: int | None) -> Ru
     return built
 
 
-def build_proxy(llm_proxy: Any, *, store: LightningStore) -> Any:
+def build_proxy(llm_proxy: object, *, store: LightningStore) -> Any:
     """A proxy of another make is taken as it is."""
     if llm_proxy is None or (hasattr(llm_proxy, "set_store") and not inspect.isclass(llm_proxy)):
         return llm_proxy
@@ -128,7 +128,7 @@ def build_proxy(llm_proxy: Any, *, store: LightningStore) -> Any:
 # ---------------------------------------------------------------------- stores
 
 
-def build_store(spec: Any) -> LightningStore:
+def build_store(spec: object) -> LightningStore:
     """The store a user specifies; one in memory, if none.
 
     A text is `memory`, `sqlite` (a file in the working directory), `sqlite:///relative/path`,
@@ -183,7 +183,7 @@ def move_log(store: LightningStore) -> None:
 # ---------------------------------------------------------------------- agents and data sets
 
 
-def checked_agent(agent: Any) -> LitAgent[Any]:
+def checked_agent(agent: object) -> LitAgent[Any]:
     """The agent, or a plain function as one: it is given its task, and its other parameters by name."""
     if inspect.isfunction(agent):
         agent = FunctionalLitAgent(agent)
@@ -196,7 +196,7 @@ def checked_agent(agent: Any) -> LitAgent[Any]:
     raise ConfigurationError(f"The agent must be a LitAgent; {agent!r} is none: {hint}.")
 
 
-def checked_route(agent: Any, name: str | None, when: Predicate | None, others: Sequence[Route]) -> Route:
+def checked_route(agent: object, name: str | None, when: Predicate | None, others: Sequence[Route]) -> Route:
     """An agent beside others, under a name of its own: the given one, or that of its function or class."""
     agent, taken = checked_agent(agent), {route.name for route in others}
     if name is None:
@@ -220,7 +220,7 @@ def combined(routes: Sequence[Route]) -> LitAgent[Any]:
     return AgentRouter(routes, default=default, by_name=len(routes) > 1)
 
 
-def check_dataset(label: str, dataset: Any) -> None:
+def check_dataset(label: str, dataset: object) -> None:
     if isinstance(dataset, (str, bytes)):
         raise ConfigurationError(f"{label} is the text {dataset!r:.80}; read the tasks into a list first.")
     is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)

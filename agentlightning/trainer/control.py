@@ -38,7 +38,7 @@ class TrainingControl(Component):
     def __init__(self) -> None:
         self._stepping = threading.Lock()  # protects the flags, which are there exactly while it may be stopped
         self._flags: ControlFlags | None = None
-        self._last_fit: tuple[LitAgent[Any], Any, Any] | None = None
+        self._last_fit: tuple[LitAgent[object], object, object] | None = None
         """The agent and the data sets of a training that failed, for `retry`."""
 
     @abstractmethod
@@ -53,7 +53,9 @@ class TrainingControl(Component):
         """Get ready for a training, as `fit` does itself."""
         super().init()
 
-    def start(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
+    def start(
+        self, agent: LitAgent[object] | None = None, train_dataset: object = None, val_dataset: object = None
+    ) -> None:
         """As `fit`, in the background: returns when the training runs. `stop` ends it; `wait` waits for its end."""
         life = lifecycle_of(self)
         if self._flags is not None:
@@ -88,7 +90,9 @@ class TrainingControl(Component):
             if self._flags is not None:
                 self._flags.stopped.set()
 
-    def retry(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
+    def retry(
+        self, agent: LitAgent[object] | None = None, train_dataset: object = None, val_dataset: object = None
+    ) -> None:
         """Fit again after a failure; with a durable store, what was finished is still there.
 
         What is left out is taken from the training that failed, also if that was a `dev`.

@@ -18,15 +18,15 @@ OptionalDefaults: TypeAlias = Mapping[str, Any]
 
 
 def build_component(
-    spec: Any,
+    spec: object,
     *,
-    expected_type: type[Any],
+    expected_type: type[object],
     spec_name: str,
-    default_factory: Callable[[], Any] | None = None,
+    default_factory: Callable[[], object] | None = None,
     allow_none: bool = False,
     optional_defaults: OptionalDefaults | None = None,
     dict_requires_type: bool = True,
-    dict_default_cls: Callable[..., Any] | None = None,
+    dict_default_cls: Callable[..., object] | None = None,
     type_error_fmt: str = "{spec_name} factory returned {type_name}, which is not a {expected_type} subclass.",
     invalid_spec_error_fmt: str = "{spec_name} cannot be {value}. {accepted}",
     registry: Mapping[str, str] | None = None,
@@ -77,12 +77,12 @@ def build_component(
 
 
 def instantiate_from_spec(
-    spec: str | Mapping[str, Any],
+    spec: str | Mapping[str, object],
     *,
     spec_name: str,
     optional_defaults: OptionalDefaults | None = None,
     dict_requires_type: bool = True,
-    dict_default_cls: Callable[..., Any] | None = None,
+    dict_default_cls: Callable[..., object] | None = None,
     registry: Mapping[str, str] | None = None,
 ) -> Any:
     """Build what a name or a dictionary describes.
@@ -113,7 +113,7 @@ def instantiate_from_spec(
     return _call(target, arguments, optional_defaults, spec_name)
 
 
-def _resolved(name: object, spec_name: str, registry: Mapping[str, str] | None) -> Callable[..., Any]:
+def _resolved(name: object, spec_name: str, registry: Mapping[str, str] | None) -> Callable[..., object]:
     """The class or function that a name of the registry or an import path stands for."""
     known = registry or {}
     if not isinstance(name, str) or (name not in known and "." not in name):
@@ -122,7 +122,7 @@ def _resolved(name: object, spec_name: str, registry: Mapping[str, str] | None) 
             f"{spec_name} cannot be {_described(name)}; name {registered}an import path such as 'package.module.Class'."
         )
     try:
-        target: Callable[..., Any] = load_class(known.get(name, name))
+        target: Callable[..., object] = load_class(known.get(name, name))
     except ConfigurationError as error:
         raise ConfigurationError(f"{spec_name} {error}") from error.__cause__
     if not callable(target):
@@ -142,8 +142,8 @@ def load_class(path: str) -> Any:
 
 
 def instantiate_component(
-    cls: Callable[..., Any],
-    provided_kwargs: Mapping[str, Any] | None = None,
+    cls: Callable[..., object],
+    provided_kwargs: Mapping[str, object] | None = None,
     optional_defaults: OptionalDefaults | None = None,
 ) -> Any:
     """Call a class, or a function in its place, with the arguments given for it.
@@ -178,7 +178,7 @@ def _call(
     return target(**arguments)
 
 
-def _accepted(expected_type: type[Any], registry: Mapping[str, str] | None) -> str:
+def _accepted(expected_type: type[object], registry: Mapping[str, str] | None) -> str:
     names = f"a name ({_listed(registry)}), " if registry else ""
     return (
         f"It may be an instance or a subclass of {expected_type.__name__}, a function that makes one, "

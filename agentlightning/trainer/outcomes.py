@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from agentlightning.errors import SpansEvicted, TrainingError
 from agentlightning.runner.failures import FailureNote
@@ -115,7 +115,7 @@ async def _table_row(store: LightningStore, rollout: AttemptedRollout | Rollout)
     )
 
 
-def _one_line(value: Any) -> str:
+def _one_line(value: object) -> str:
     """A value in one line, without anything that a terminal could take for a command."""
     text = (value if isinstance(value, str) else repr(value))[:LONGEST_CELL]
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())

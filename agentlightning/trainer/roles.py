@@ -91,7 +91,7 @@ class AlgorithmRole:
                 watch = asyncio.create_task(self._watch_workers(store), name="worker-watch")
                 try:
                     with unobserved():
-                        work: asyncio.Future[Any] = asyncio.ensure_future(self._prepare(store))
+                        work: asyncio.Future[object] = asyncio.ensure_future(self._prepare(store))
                         await self._until_done(work)
                         work = asyncio.ensure_future(self._started(event))
                         await self._until_done(work)
@@ -128,7 +128,7 @@ class AlgorithmRole:
             await self.on_prepared()
         self.flags.prepared.set()
 
-    def _started(self, event: ExecutionEvent) -> Awaitable[Any]:
+    def _started(self, event: ExecutionEvent) -> Awaitable[object]:
         """What runs the algorithm; without one, runners serve whatever is enqueued."""
         algorithm = self.algorithm
         if self.was_stopped:
@@ -144,7 +144,7 @@ class AlgorithmRole:
     async def _run_in_thread(self, algorithm: Algorithm) -> None:
         """Call a plain `run` in a thread, with a store that blocks."""
 
-        def run() -> Any:
+        def run() -> object:
             with algorithm.blocking_store():
                 return algorithm.run(train_dataset=self.train_dataset, val_dataset=self.val_dataset)
 
@@ -229,7 +229,7 @@ class AlgorithmRole:
             served_at=store.endpoint if isinstance(store, LightningStoreServer) else None,
         )
         status: RunStatus = "failed"
-        summary: dict[str, Any] = {}
+        summary: dict[str, object] = {}
         began = time.monotonic()
         try:
             with _reports(store, trainer.name, run.run_id):
@@ -286,7 +286,7 @@ class AlgorithmRole:
             trainer.name, config=config, metadata={RUN_REPORTS: {"interval_seconds": REPORT_SECONDS}}
         )
 
-    def _measured(self) -> dict[str, Any]:
+    def _measured(self) -> dict[str, object]:
         """What the algorithm reports of its run, for the summary."""
         with logged_failure(logger, "The algorithm could not sum up its run."):
             return {} if self.algorithm is None else dict(self.algorithm.run_summary())
@@ -383,7 +383,7 @@ class RunnerRole:
             finally:
                 follow.cancel()
 
-    async def _follow_flags(self, runner: Runner[Any], event: ExecutionEvent, task: "asyncio.Task[Any]") -> None:
+    async def _follow_flags(self, runner: Runner[object], event: ExecutionEvent, task: "asyncio.Task[Any]") -> None:
         """Pause, go on and, if alone or in the calling thread, stop with the training."""
         is_paused = False
         while True:

@@ -43,7 +43,7 @@ _KEY: Final = re.compile(r"\b(sk|pk|hf|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{16,}")
 
 
 def run_config(
-    parts: Mapping[str, Any], counts: Mapping[str, int | None], git: Mapping[str, Any] | None
+    parts: Mapping[str, object], counts: Mapping[str, int | None], git: Mapping[str, object] | None
 ) -> dict[str, Any]:
     """The configuration of a run.
 
@@ -54,7 +54,7 @@ def run_config(
     """
     settings = {role: settings_of(part) for role, part in parts.items() if part is not None}
     seed = settings.get("algorithm", {}).get("seed")
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         **{role: None if part is None else _path(type(part)) for role, part in parts.items()},
         **counts,
         "seed": seed if isinstance(seed, int) else None,
@@ -102,7 +102,7 @@ def _plain(value: object, name: str = "", level: int = 0) -> Any:
     return _path(type(value))
 
 
-def _fields(value: object) -> Mapping[Any, Any] | None:
+def _fields(value: object) -> Mapping[object, object] | None:
     """What a record holds, by name, less what it does not show itself; None if it is none."""
     if isinstance(value, (dict, MappingProxyType)):  # any other mapping may compute what it gives
         return value
@@ -117,7 +117,7 @@ def _first(items: Iterable[Any]) -> list[Any]:
     return [item for _, item in zip(range(MOST_ENTRIES), items, strict=False)]
 
 
-def _path(kind: Any) -> str:
+def _path(kind: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if hasattr(kind, "__qualname__") else _path(type(kind))
 
 

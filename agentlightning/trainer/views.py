@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, get_args
+from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
@@ -112,10 +112,10 @@ class JsonView(View):
         self._event("verdict", verdict.as_summary())
 
     @staticmethod
-    def _fields(figures: Figures) -> dict[str, Any]:
+    def _fields(figures: Figures) -> dict[str, object]:
         return {name: value for name, value in asdict(figures).items() if name not in ("curve", "failures")}
 
-    def _event(self, event: str, fields: Mapping[str, Any]) -> None:
+    def _event(self, event: str, fields: Mapping[str, object]) -> None:
         self._write(json.dumps({"event": event, "time": round(time.time(), 3), "name": self._name, **fields}) + "\n")
 
 

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["CrossLoopLock", "LoopThread", "LoopThreadEnded", "run_in_loop"]
 
@@ -26,7 +26,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    def run(self, coroutine: Coroutine[object, object, ResultT]) -> ResultT:
         """Run a coroutine to its end and return what it returns; blocks the calling thread."""
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -38,7 +38,7 @@ class LoopThread:
             future.cancel()
             raise
 
-    def start_soon(self, coroutine: Coroutine[Any, Any, ResultT]) -> Future[ResultT]:
+    def start_soon(self, coroutine: Coroutine[object, object, ResultT]) -> Future[ResultT]:
         """Run a coroutine in the background of the calling thread."""
         with self._starting:
             if self._has_ended:
@@ -46,7 +46,7 @@ class LoopThread:
                 raise LoopThreadEnded(f"The loop thread '{self._name}' has ended.")
             return asyncio.run_coroutine_threadsafe(coroutine, self._started())
 
-    async def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    async def call(self, coroutine: Coroutine[object, object, ResultT]) -> ResultT:
         """Await a coroutine there, in the caller's context; cancelling cancels it, and waits until it has ended."""
         here = asyncio.get_running_loop()
         if here is self._loop:
@@ -117,7 +117,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 class _Call(Generic[ResultT]):
     """A coroutine in the loop of another thread than its caller's."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, ResultT], on_end: Callable[[], object]) -> None:
+    def __init__(self, coroutine: Coroutine[object, object, ResultT], on_end: Callable[[], object]) -> None:
         self._coroutine = coroutine
         self._on_end = on_end
         self._task: asyncio.Task[ResultT] | None = None
@@ -190,7 +190,7 @@ class CrossLoopLock:
                 return
 
 
-def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
+def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> bool:
     """Call something in the loop of another thread; False if that loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, *arguments)

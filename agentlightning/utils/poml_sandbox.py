@@ -74,14 +74,14 @@ def _reading_names(element: ET.Element) -> Iterator[str]:
             raise TemplateError(f"The stylesheet of the POML template is no JSON: {error}.") from error
 
 
-def _keys(value: Any) -> Iterator[str]:
+def _keys(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         yield from value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _keys(inner)
 
 
-def render_poml(template: str, values: Mapping[str, Any]) -> str:
+def render_poml(template: str, values: Mapping[str, object]) -> str:
     """The text of a template with these values."""
     node, package = _installation()
     parse_poml(template)

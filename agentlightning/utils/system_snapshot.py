@@ -76,7 +76,7 @@ def _cpu_name() -> str | None:
     return platform.processor() or platform.machine() or None
 
 
-def _gpus() -> list[dict[str, Any]]:
+def _gpus() -> list[dict[str, object]]:
     nvidia_smi = shutil.which("nvidia-smi")
     if nvidia_smi is None:
         return []

@@ -73,8 +73,8 @@ DEFAULT_REQUEST_TIMEOUT = 30.0
 DEFAULT_CONNECTION_TIMEOUT = 5.0
 
 
-def _remote_method(op: Operation) -> Callable[..., Any]:
-    async def method(self: "LightningStoreClient", *args: Any, **kwargs: Any) -> Any:
+def _remote_method(op: Operation) -> Callable[..., object]:
+    async def method(self: "LightningStoreClient", *args: object, **kwargs: object) -> object:
         return await self._send(op, op.name_arguments(args, kwargs))
 
     return method
@@ -129,9 +129,9 @@ class LightningStoreClient(LightningStore):
     def _set_up(self) -> None:
         self._connections: dict[asyncio.AbstractEventLoop, ClientConnection] = {}
         self._guard = threading.Lock()  # protects `_connections`, which several threads' loops look into
-        self._lost_claims: deque[tuple[Operation, dict[str, Any]]] = deque()  # whose answers never came
+        self._lost_claims: deque[tuple[Operation, dict[str, object]]] = deque()  # whose answers never came
         self._is_told_of_outage = False
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         self._is_closed = False  # what `state` shows
         self._left_behind: list[ClientConnection] = []  # a parent process's, which this one must not touch
         fork_handlers().add(self, _leave_behind)
@@ -350,7 +350,7 @@ class LightningStoreClient(LightningStore):
             raise
 
     def _lose_claim(
-        self, connection: ClientConnection, op: Operation, arguments: dict[str, Any], error: BaseException
+        self, connection: ClientConnection, op: Operation, arguments: dict[str, object], error: BaseException
     ) -> None:
         """Have returned what a call may have claimed: now if its caller left, else when the server is back."""
         was_cancelled = isinstance(error, asyncio.CancelledError)

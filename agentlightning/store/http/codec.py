@@ -87,7 +87,7 @@ def _checked_integer(digits: str) -> int:
     return int(digits)
 
 
-def check_levels(given: Any) -> None:
+def check_levels(given: object) -> None:
     """Refuse arguments that no encoder could send again: once stored, they would break every query that finds them."""
     for _ in range(_ENCODED_LEVELS - MOST_LEVELS):
         given = [given]
@@ -101,7 +101,7 @@ def _too_deep() -> InvalidValue:
     return InvalidValue(f"The request is nested more than {MOST_LEVELS} levels deep; send a flatter one.")
 
 
-def plain_value(value: Any, where: str) -> Any:
+def plain_value(value: object, where: str) -> Any:
     """Models, data classes, sets, dates and the like as what JSON holds; containers are copied."""
     if isinstance(value, _SCALARS):
         return value
@@ -139,7 +139,7 @@ class OperationCodec:
         shape.__pydantic_config__ = ConfigDict(extra="forbid")
         return TypeAdapter(shape)
 
-    def encode_argument(self, name: str, value: Any) -> bytes:
+    def encode_argument(self, name: str, value: object) -> bytes:
         if type(value) is str and value.isascii():  # as most; nothing in it could be refused
             return orjson.dumps(value)
         hint = self.op.hints[name]
@@ -149,34 +149,34 @@ class OperationCodec:
             return encode_many([_encoded_span(span) for span in value])
         return _encoded(value, f"Argument '{name}'")
 
-    def encode_arguments(self, arguments: Mapping[str, Any]) -> bytes:
+    def encode_arguments(self, arguments: Mapping[str, object]) -> bytes:
         if self.op.name in _MAKES_ROLLOUTS:
             arguments = _without_tasks(arguments)
         parts = [b'"%b":%b' % (name.encode(), self.encode_argument(name, value)) for name, value in arguments.items()]
         return b"{" + b",".join(parts) + b"}"
 
-    def decode_arguments(self, given: Any) -> dict[str, Any]:
+    def decode_arguments(self, given: object) -> dict[str, Any]:
         """Arguments by name; `BadArguments` names everything that does not fit."""
         try:
             return self.arguments.validate_python(given)
         except ValidationError as error:
             raise BadArguments(InvalidValue if self.op.mutates else InvalidQuery, error) from error
 
-    def encode_result(self, result: Any) -> bytes:
+    def encode_result(self, result: object) -> bytes:
         if isinstance(result, Span):
             return span_as_json(result)
         if isinstance(result, PaginatedResult) and result.items:
             return b"".join(encode_page(result))
         return self.op.encode_result(result)
 
-    def encode_brief(self, result: Any) -> bytes:
+    def encode_brief(self, result: object) -> bytes:
         """The result, told in short if the caller knows the rest."""
         return self.encode_result(result) if self.op.echoes is None else orjson.dumps(self.op.brief(result))
 
-    def decode_brief(self, given: Any, arguments: Mapping[str, Any]) -> Any:
+    def decode_brief(self, given: object, arguments: Mapping[str, object]) -> Any:
         return self.decode_result(given) if self.op.echoes is None else self.op.expand(given, arguments)
 
-    def decode_result(self, given: Any) -> Any:
+    def decode_result(self, given: object) -> Any:
         """A result from parsed JSON."""
         return self.op.result.validate_python(given)
 
@@ -194,7 +194,7 @@ def prepare_codecs() -> None:
             _ = codec_of(op.name).arguments, op.result
 
 
-def _relaxed(hint: Any) -> Any:
+def _relaxed(hint: object) -> object:
     """A type whose closed sets of words are open: which words fit is the store's to say, in better words."""
     if get_origin(hint) is Literal:
         return str
@@ -215,20 +215,20 @@ def _without_tasks(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"rollouts": [_without_task(request) for request in arguments["rollouts"]]}
 
 
-def _without_task(request: Any) -> Any:
+def _without_task(request: object) -> object:
     if not isinstance(request, EnqueueRolloutRequest) or type(request.input) is not Task:
         return request
     fields = request.input.as_rollout_fields(request.mode, request.resources_id, request.metadata)
     return request.model_copy(update=fields)
 
 
-def _encoded_span(value: Any) -> bytes:
+def _encoded_span(value: object) -> bytes:
     if not isinstance(value, Span):
         raise InvalidValue(f"Expected a Span, not a {type(value).__name__}.")
     return span_as_json(value)
 
 
-def _encoded(value: Any, where: str) -> bytes:
+def _encoded(value: object, where: str) -> bytes:
     try:
         return as_json(value, where)
     except InvalidValue:

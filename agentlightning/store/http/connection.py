@@ -106,7 +106,7 @@ class ClientConnection:
 
     # ------------------------------------------------------------------ one call
 
-    async def call(self, codec: OperationCodec, arguments: Mapping[str, Any], *, wait: float | None = 0.0) -> Any:
+    async def call(self, codec: OperationCodec, arguments: Mapping[str, object], *, wait: float | None = 0.0) -> Any:
         """Send an operation once, by whichever way is open; `wait` is how long it may take by itself, None for ever."""
         if self._keeper is None:
             self._keeper = self._keep()
@@ -161,7 +161,7 @@ class ClientConnection:
 
     # ------------------------------------------------------------------ HTTP
 
-    async def _request(self, codec: OperationCodec, arguments: dict[str, Any], timeout: float | None) -> Any:
+    async def _request(self, codec: OperationCodec, arguments: dict[str, object], timeout: float | None) -> object:
         route, given = codec.op.route, dict(arguments)
         path = path_of(route.path, arguments)
         headers = {} if codec.op.echoes is None else {"Prefer": "return=minimal"}
@@ -217,7 +217,7 @@ async def _failure(response: aiohttp.ClientResponse) -> Failure:
         return Failure(response.status, response.reason or "Error", text[:_MOST_DETAIL_LETTERS])
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

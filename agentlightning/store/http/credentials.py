@@ -44,7 +44,7 @@ class AnswerCredentials:
         self._token = token
         self._secrets_by_version: OrderedDict[ResourcesVersion, frozenset[str]] = OrderedDict()
 
-    async def shown_to(self, scope: Scope, result: Any) -> Any:
+    async def shown_to(self, scope: Scope, result: object) -> Any:
         """The result of an operation as the caller is to see it; what the store gave is not changed."""
         if isinstance(result, Claim):
             return await self._claim(result, scope)
@@ -66,7 +66,7 @@ class AnswerCredentials:
         shown = {name: self._resource(resource, scope) for name, resource in update.resources.items()}
         return replaced(update, resources=shown)
 
-    def _resource(self, resource: Any, scope: Scope) -> Any:
+    def _resource(self, resource: object, scope: Scope) -> object:
         if not isinstance(resource, LLM):
             return resource
         if scope.kind == "runner":
@@ -134,5 +134,5 @@ def _secrets_in(update: ResourcesUpdate | None) -> frozenset[str]:
 
 def _pinned_ids(rollout: AttemptedRollout) -> Iterable[str]:
     """Resources that agents of the rollout are pinned to; of pins that are none the agent's side complains."""
-    pins: Any = (rollout.metadata or {}).get(PINNED_RESOURCES)
+    pins: object = (rollout.metadata or {}).get(PINNED_RESOURCES)
     return {pin for pin in pins.values() if isinstance(pin, str)} if isinstance(pins, Mapping) else ()

@@ -41,14 +41,14 @@ def describe(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _operation(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: RestRoute, schemas: dict[str, object]) -> dict[str, object]:
     op = route.codec.op
     required = [p.name for p in op.signature.parameters.values() if p.default is inspect.Parameter.empty]
 
-    def parameter(name: str, place: str, schema: dict[str, Any]) -> dict[str, Any]:
+    def parameter(name: str, place: str, schema: dict[str, object]) -> dict[str, object]:
         return {"name": name, "in": place, "required": place == "path" or name in required, "schema": schema}
 
-    described: dict[str, Any] = {
+    described: dict[str, object] = {
         "operationId": f"{'old_' if route.is_old else ''}{route.verb.lower()}_{op.name}",
         "summary": op.name,
         "description": inspect.getdoc(op.declared) or "",
@@ -74,7 +74,7 @@ def _operation(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def _result_schema(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+def _result_schema(route: RestRoute, schemas: dict[str, object]) -> dict[str, object]:
     if route.answer == "sequence_id":
         return {"type": "object", "properties": {"sequence_id": {"type": "integer"}}, "required": ["sequence_id"]}
     if route.answer == "items":
@@ -83,8 +83,10 @@ def _result_schema(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(
-    adapter: TypeAdapter[Any], schemas: dict[str, Any], mode: Literal["validation", "serialization"] = "validation"
-) -> dict[str, Any]:
+    adapter: TypeAdapter[object],
+    schemas: dict[str, object],
+    mode: Literal["validation", "serialization"] = "validation",
+) -> dict[str, object]:
     """The schema of one value; models it names are put with the others."""
     schema = adapter.json_schema(ref_template=_SCHEMAS, mode=mode)
     for name, definition in schema.pop("$defs", {}).items():
@@ -92,7 +94,7 @@ def _schema(
     return schema
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
+def _json(schema: dict[str, object]) -> dict[str, object]:
     return {"content": {"application/json": {"schema": schema}}}
 
 
@@ -103,7 +105,7 @@ def _responses(schema: dict[str, Any] | None, text: str = "The result.", status:
     return {str(status): success} | {code: {"description": meaning} | failure for code, meaning in _FAILURES.items()}
 
 
-def _traces() -> dict[str, Any]:
+def _traces() -> dict[str, object]:
     return {
         "operationId": "export_traces",
         "summary": "OTLP/HTTP traces",
@@ -121,7 +123,7 @@ def _traces() -> dict[str, Any]:
     }
 
 
-def _notices() -> dict[str, Any]:
+def _notices() -> dict[str, object]:
     fields = TypeAdapter(NoticesQuery).json_schema()["properties"]
     return {
         "operationId": "read_notices",

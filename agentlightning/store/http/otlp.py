@@ -14,7 +14,6 @@ field, are kept beside: `kind` and `instrumentation_scope`. The trace state of a
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 from pydantic import ValidationError
@@ -151,7 +150,7 @@ def _scope_field(scope_spans: ScopeSpansMessage) -> dict[str, object]:
     return {"instrumentation_scope": kept} if kept else {}
 
 
-def _converted(message: SpanMessage, resource: OtelResource, extra: Mapping[str, Any]) -> Span:
+def _converted(message: SpanMessage, resource: OtelResource, extra: Mapping[str, object]) -> Span:
     attributes = message.attributes
     owner = ChainMap(attributes, resource.attributes)
     trace_id = _required_id(message.trace_id, "trace_id", 32)

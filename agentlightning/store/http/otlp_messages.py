@@ -142,7 +142,7 @@ def _member(value: object, members: Sequence[str]) -> str:
     return members[number] if 0 <= number < len(members) else members[0]
 
 
-def _attributes(pairs: Any) -> Attributes:
+def _attributes(pairs: object) -> Attributes:
     """Attributes, with what ours cannot hold as text; of several with one name the last counts."""
     attributes: Attributes = {}
     for key, value in (
@@ -155,7 +155,7 @@ def _attributes(pairs: Any) -> Attributes:
     return attributes
 
 
-def _is_flat(values: list[Any]) -> bool:
+def _is_flat(values: list[object]) -> bool:
     return sum_of_numbers(values) is not None or all(isinstance(value, str) for value in values)
 
 
@@ -204,12 +204,12 @@ def _checked(value: object, kind: type[ValueT]) -> ValueT:
     return value
 
 
-def _json_pairs(pairs: object, depth: int) -> list[tuple[str, Any]]:
+def _json_pairs(pairs: object, depth: int) -> list[tuple[str, object]]:
     entries = [_checked(pair, dict) for pair in _checked(pairs, list)]
     return [(_checked(pair.get("key", ""), str), _json_value(pair.get("value"), depth)) for pair in entries]
 
 
-def _json_value(value: object, depth: int) -> Any:
+def _json_value(value: object, depth: int) -> object:
     """The value that the first known field of an object holds."""
     if depth > _DEEPEST_VALUE:
         raise InvalidValue(f"an attribute is nested more than {_DEEPEST_VALUE} levels deep")
@@ -260,7 +260,7 @@ class _Message(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:
+    def _drop_nulls(cls, given: object) -> object:
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 

@@ -107,7 +107,7 @@ class PostgresSession:
         self._rows.set_pgresult(self._results[place])
         return self._rows.load_rows(0, self._results[place].ntuples, tuple)
 
-    def select(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+    def select(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
         """The rows of a statement."""
         return self.fetch(self.send(sql, parameters))
 
@@ -177,6 +177,6 @@ def _array(items: Sequence[Any], item_type: str) -> bytes:
 _UNSTORABLE: Final = re.compile("[\\0\ud800-\udfff]")
 
 
-def is_storable(value: Any) -> bool:
+def is_storable(value: object) -> bool:
     """Whether a column of texts can hold it: neither NUL nor a lone surrogate."""
     return isinstance(value, str) and not _UNSTORABLE.search(value)

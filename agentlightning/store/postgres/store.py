@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -145,7 +145,7 @@ class PostgresLightningStore(DurableStore[_Working]):
     def _submit(self, working: _Working, job: Job) -> None:
         working.add(job, self._run_writes)
 
-    async def _run_read(self, call: Call) -> Any:
+    async def _run_read(self, call: Call) -> object:
         working = self._work()
         reading = working.readers.submit(self._perform, working, [call], is_reader=True)
         return (await asyncio.wrap_future(reading))[0]
@@ -172,7 +172,7 @@ class PostgresLightningStore(DurableStore[_Working]):
         settle(jobs, self._give_back)
         return True
 
-    def _perform(self, working: _Working, calls: Sequence[Call], *, is_reader: bool = False) -> list[Any]:
+    def _perform(self, working: _Working, calls: Sequence[Call], *, is_reader: bool = False) -> list[object]:
         """Run calls in one transaction, with overdue attempts marked before it."""
         with store_errors(self.address):
             if any(call.watchdog for call in calls):
@@ -191,14 +191,14 @@ class PostgresLightningStore(DurableStore[_Working]):
             with working.pool.connection() as connection:
                 working.relay.refresh_due(connection)
 
-    def _transact(self, working: _Working, calls: Sequence[Call], *, is_reader: bool) -> list[Any]:
+    def _transact(self, working: _Working, calls: Sequence[Call], *, is_reader: bool) -> list[object]:
         """Run calls in one transaction, until the database takes it or refuses it for good."""
         for _ in range(MOST_TRIES - 1):
             with suppress(*RETRIED, _BrokenConnection):
                 return self._try(working, calls, is_reader)
         return self._try(working, calls, is_reader)
 
-    def _try(self, working: _Working, calls: Sequence[Call], is_reader: bool) -> list[Any]:
+    def _try(self, working: _Working, calls: Sequence[Call], is_reader: bool) -> list[object]:
         connection = working.pool.getconn()
         is_committing = False
         try:

@@ -228,7 +228,7 @@ class SqliteLightningStore(DurableStore[_Working]):
     def _submit(self, working: _Working, job: Job) -> None:
         working.writer.submit(job)
 
-    async def _run_read(self, call: Call) -> Any:
+    async def _run_read(self, call: Call) -> object:
         if self.path == MEMORY:
             return await self._run_write(call)
         loop = asyncio.get_running_loop()
@@ -244,7 +244,7 @@ class SqliteLightningStore(DurableStore[_Working]):
             raise
         return answer
 
-    def _read_now(self, working: _Working, call: Call, *, look: bool) -> Any:
+    def _read_now(self, working: _Working, call: Call, *, look: bool) -> object:
         """Run a call on a reading connection; with `look`, answer what the watchdog has to do first, if anything."""
         with store_errors(self.path):
             try:

@@ -16,7 +16,7 @@ from agentlightning.execution.base import AlgorithmBundle, OwnsWorker
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RolloutStatus
-from agentlightning.utils.logged_failure import logged_failure
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = ["OrphanedQueueGuard", "until_workers_silent"]
 
@@ -81,7 +81,7 @@ class OrphanedQueueGuard:
     async def _has_others(self, store: LightningStore) -> bool:
         """Whether a worker of another training may run the rollouts, as far as the store can say."""
         is_ours = self.owns_worker or (lambda worker_id: False)
-        with logged_failure(logger, "Workers could not be read", level=logging.WARNING):
+        with log_failures(logger, "Workers could not be read", level=logging.WARNING):
             workers = [worker for worker in await store.query_workers() if not is_ours(worker.worker_id)]
             signs = [
                 sign or 0.0
@@ -118,7 +118,7 @@ async def until_workers_silent(store: LightningStore, patience_seconds: float) -
 
 async def _last_sign(store: LightningStore) -> float | None:
     """When a worker last gave a sign of life, by the store's clock; None if none did, or the store cannot say."""
-    with logged_failure(logger, "Workers could not be read", level=logging.WARNING):
+    with log_failures(logger, "Workers could not be read", level=logging.WARNING):
         signs: list[float] = []
         for field_name in ("last_heartbeat_time", "last_dequeue_time"):
             (latest,) = await store.query_workers(sort_by=field_name, sort_order="desc", limit=1) or (None,)
@@ -129,6 +129,6 @@ async def _last_sign(store: LightningStore) -> float | None:
 
 async def _count(store: LightningStore, *statuses: RolloutStatus, if_unreadable: int = 0) -> int:
     """How many rollouts have one of these statuses."""
-    with logged_failure(logger, "The queue could not be read", level=logging.WARNING):
+    with log_failures(logger, "The queue could not be read", level=logging.WARNING):
         return (await store.query_rollouts(status_in=list(statuses), limit=1)).total
     return if_unreadable

@@ -25,7 +25,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.foreign import end_attempts_of
 from agentlightning.utils.child_process import leave_with_parent
 from agentlightning.utils.deadline import POLL_SECONDS, until
-from agentlightning.utils.logged_failure import logged_failure
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = [
     "RestartHandshake",
@@ -242,7 +242,7 @@ class RunnerProcesses:
         if self._owns_worker is None:
             return
         reason = f"process runner-{number} died with exit code {exit_code}"
-        with logged_failure(logger, "The work of runner-%d could not be recovered.", number):
+        with log_failures(logger, "The work of runner-%d could not be recovered.", number):
             is_lost = functools.partial(self._owns_worker, number=number)
             self.recovered += await recover_attempts(store, self._token, is_lost, reason)
 

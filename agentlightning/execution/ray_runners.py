@@ -24,7 +24,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.utils.deadline import until
 from agentlightning.utils.id import worker_id
-from agentlightning.utils.logged_failure import logged_failure
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = ["Control", "RayRunners", "RunnerActor", "pickled_runner"]
 
@@ -274,7 +274,7 @@ class RayRunners:
             return process.mark in found_id and owns_worker(found_id, number=member.number)
 
         reason = f"runner-{member.number} on {process.address} was lost"
-        with logged_failure(logger, "What runner-%d was working on could not be given back.", member.number):
+        with log_failures(logger, "What runner-%d was working on could not be given back.", member.number):
             await recover_attempts(self._store, self._token, is_lost, reason)
 
     def _dismiss(self, task: "asyncio.Task[None]", grace_seconds: float | None) -> None:

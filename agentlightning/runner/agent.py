@@ -25,7 +25,7 @@ from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.id import worker_id as unique_worker_id
-from agentlightning.utils.logged_failure import logged_failure
+from agentlightning.utils.log_failures import log_failures
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
@@ -262,7 +262,7 @@ class LitAgentRunner(Runner[T_task]):
     async def _return_claims(self, claims: Sequence[Claim]) -> bool:
         """Put claims back into the queue; False if the store cannot take them now, and they are still ours."""
         ids = [(claim.rollout.rollout_id, claim.rollout.attempt.attempt_id) for claim in claims]
-        with logged_failure(logger, "%d claims could not be given back", len(claims), level=logging.WARNING):
+        with log_failures(logger, "%d claims could not be given back", len(claims), level=logging.WARNING):
             await self.get_store().return_claims(ids)
             return True
         return False

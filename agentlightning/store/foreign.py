@@ -48,7 +48,7 @@ from agentlightning.types import (
     Worker,
 )
 from agentlightning.types.lifecycle import ComponentProperty
-from agentlightning.utils.logged_failure import logged_failure
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import CrossLoopLock
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ async def _dequeue(store: ForeignStore, worker_id: str | None = None, wait: floa
         if time.monotonic() >= deadline:
             return None
         await asyncio.sleep(POLL_SECONDS)
-    with logged_failure(logger, "Rollout %s could not be claimed and is skipped.", rollout.rollout_id):
+    with log_failures(logger, "Rollout %s could not be claimed and is skipped.", rollout.rollout_id):
         return await _named(store, rollout, worker_id)
     return None
 

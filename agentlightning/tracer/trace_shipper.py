@@ -33,7 +33,7 @@ from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits
 from agentlightning.tracer.spans import SpanConverter
 from agentlightning.types import Span, TraceStatus
 from agentlightning.types.tracer import convert_timestamp
-from agentlightning.utils.logged_failure import logged_failure
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import once
 
@@ -158,7 +158,7 @@ class OpenSpans:
         ]
         self._seen = [self.begun.popleft() for _ in range(len(self.begun))]
         if still_open:
-            with logged_failure(logger, "%d open spans were not shown", len(still_open), level=logging.DEBUG):
+            with log_failures(logger, "%d open spans were not shown", len(still_open), level=logging.DEBUG):
                 await store.add_open_spans(still_open)
 
 

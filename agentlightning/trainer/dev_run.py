@@ -16,7 +16,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.trainer.outcomes import TableRow, print_table, table_rows
 from agentlightning.trainer.views import ProgressMode
 from agentlightning.utils.daemon_threads import CallingThread
-from agentlightning.utils.logged_failure import logged_failure
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = ["DevRun", "dev_algorithm"]
 
@@ -66,7 +66,7 @@ class DevRun:
     async def read(self, store: LightningStore, moment: float) -> None:
         """Take the rollouts since this moment into the table."""
         if self.shows_table:
-            with logged_failure(logger, "The table of rollouts cannot be shown", level=logging.WARNING):
+            with log_failures(logger, "The table of rollouts cannot be shown", level=logging.WARNING):
                 self.rows = await table_rows(store, moment)
 
     def summary(self) -> dict[str, Any]:

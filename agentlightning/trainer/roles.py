@@ -38,7 +38,7 @@ from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
-from agentlightning.utils.logged_failure import logged_failure
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.verdict import verdict_of_run
 
@@ -264,7 +264,7 @@ class AlgorithmRole:
         """Close a run with the verdict on it, which is said too; without one, if there is nothing to judge."""
         verdict = None
         if self.algorithm is not None and self.dev is None and not isinstance(self.algorithm, FastAlgorithm):
-            with logged_failure(logger, "There is no verdict on run '%s'.", run.run_id):
+            with log_failures(logger, "There is no verdict on run '%s'.", run.run_id):
                 verdict = await asyncio.wait_for(verdict_of_run(store, run), VERDICT_SECONDS)
                 console.conclude(verdict)
         judged = {} if verdict is None else {"verdict": verdict.as_summary()}
@@ -288,14 +288,14 @@ class AlgorithmRole:
 
     def _measured(self) -> dict[str, object]:
         """What the algorithm reports of its run, for the summary."""
-        with logged_failure(logger, "The algorithm could not sum up its run."):
+        with log_failures(logger, "The algorithm could not sum up its run."):
             return {} if self.algorithm is None else dict(self.algorithm.run_summary())
         return {}
 
 
 async def _read_failure(store: LightningStore, moment: float) -> TrainingError | None:
     """As `failure_of_all`, beside an error that matters more than a store that cannot be read."""
-    with logged_failure(logger, "Whether rollouts have failed could not be read", level=logging.WARNING):
+    with log_failures(logger, "Whether rollouts have failed could not be read", level=logging.WARNING):
         return await failure_of_all(store, moment)
     return None
 

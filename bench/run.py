@@ -23,6 +23,7 @@ from typing import Any
 
 import adapter
 import baseline
+import dashboard
 import durability
 import flatness
 import idle
@@ -58,6 +59,7 @@ SECTIONS = (
     tracing,
     trainer,
     proxy,
+    dashboard,
 )
 ON_REQUEST = (soak,)
 """Sections that are measured only if they are named."""

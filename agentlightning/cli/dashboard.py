@@ -49,6 +49,7 @@ EXAMPLES = """\
 examples:
   agl dashboard runs.db                      look at a file, also while a training writes to it
   agl dashboard runs.db --port 8080          at an address of your choice
+  agl dashboard runs.db --allow-changes      cancel rollouts, and have them tried again
   agl dashboard http://trainer:4747          look at the store of a running server
 
 A file is shown to whoever has the printed address, which holds a token; keep it to yourself.
@@ -62,6 +63,9 @@ def _add_arguments(parser: CommandParser) -> None:
         "--port", type=port_number, default=0, help="for a file: where to serve it; a free one by default"
     )
     parser.add_argument("--no-browser", action="store_true", help="only say where the page is")
+    parser.add_argument(
+        "--allow-changes", action="store_true", help="for a file: rollouts may be cancelled, tried again and requeued"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int | None:
@@ -69,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int | None:
     has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     opens_browser = not arguments.no_browser and sys.stdout.isatty() and has_screen
     if not is_remote(arguments.store):
-        return asyncio.run(_serve(arguments.store, arguments.port, opens_browser))
+        return asyncio.run(_serve(arguments, opens_browser))
     url = asyncio.run(_page_of(arguments.store))
     _show(f"The dashboard: {url}")
     if opens_browser:
@@ -91,17 +95,19 @@ async def _page_of(address: str) -> str:
     return f"{url}#{fragment}" if fragment else url
 
 
-async def _serve(address: str, port: int, opens_browser: bool) -> signal.Signals:
+async def _serve(arguments: argparse.Namespace, opens_browser: bool) -> signal.Signals:
     """Serve a file, or a database, until Ctrl-C or SIGTERM; returns which of them it was.
 
-    The server's master token stays here; the page gets the narrowest one that may read everything.
+    The server's master token stays here; the page gets the narrowest one that may read everything, unless the caller
+    wants to change something.
     """
+    address = arguments.store
     master = secrets.token_urlsafe(MASTER_TOKEN_BYTES)
-    token = sign_token(master, Scope("reader"), expires_at=None)
+    token = sign_token(master, Scope("admin" if arguments.allow_changes else "reader"), expires_at=None)
     with ending_signal() as received:
         store = open_store(address, must_exist=True)
         try:
-            server = LightningStoreServer(store, LOOPBACK, port, launch_mode="asyncio", token=master)
+            server = LightningStoreServer(store, LOOPBACK, arguments.port, launch_mode="asyncio", token=master)
             await server.start()
             try:
                 url = address_with_token(server.endpoint + DASHBOARD_PATH, token)

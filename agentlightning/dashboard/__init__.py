@@ -32,7 +32,7 @@ _POLICY: Final = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' data:",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -40,7 +40,7 @@ _POLICY: Final = "; ".join(
         "require-trusted-types-for 'script'",
     )
 )
-"""The page loads nothing from elsewhere, and no text out of a store can become a script."""
+"""The page loads nothing from elsewhere, and no text out of a store can become a script; pictures are data."""
 
 
 @dataclass(frozen=True)

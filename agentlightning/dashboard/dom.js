@@ -201,7 +201,9 @@ export function ago(time, now) {
 
 function since(time, now) {
   const seconds = Math.max(0, now - time);
-  return seconds < 1 ? "now" : `${duration(Math.floor(seconds))} ago`;
+  if (seconds < 1) return "now";
+  const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([least]) => seconds >= least);
+  return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
 /** Bring every moment that `ago` has written up to date. */

@@ -3,13 +3,18 @@
 import { decoded, follow, now, takeToken } from "./api.js";
 import { empty, h, swap, tell } from "./dom.js";
 import { overview } from "./overview.js";
+import { listenForKeys } from "./keys.js";
+import { resource, resources } from "./resources.js";
 import { rollout } from "./rollout.js";
 import { rollouts } from "./rollouts.js";
-import { run, runs } from "./runs.js";
+import { run } from "./run.js";
+import { runs } from "./runs.js";
+import { offerThemes } from "./theme.js";
+import { workers } from "./workers.js";
 
 const main = document.getElementById("main");
-const VIEWS = new Map([["", overview], ["rollouts", rollouts], ["runs", runs]]);
-const DETAILS = new Map([["rollouts", rollout], ["runs", run]]);
+const VIEWS = new Map(Object.entries({ "": overview, runs, rollouts, resources, workers }));
+const DETAILS = new Map(Object.entries({ runs: run, rollouts: rollout, resources: resource }));
 const GONE = "The server does not answer. What you see is what it said last; the page goes on when it is back.";
 
 let following = new AbortController();
@@ -88,4 +93,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 document.addEventListener("visibilitychange", start); // in a hidden tab nothing is asked for
 setInterval(() => tell(now()), 1000);
+offerThemes(document.getElementById("theme"));
+listenForKeys(document.getElementById("keys"));
 open();

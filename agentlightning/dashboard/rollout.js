@@ -1,22 +1,30 @@
-// One rollout: its task, its output, its attempts, what was said to models and by them, and every span with its time.
+// One rollout: its task and output, its attempts side by side, the conversation with its rewards, the tokens, and every
+// step with its time. It may be cancelled, tried again or put back into the queue, where the token allows it.
 
-import { get, now, Refused } from "./api.js";
+import { get, mayChange, now, post, Refused } from "./api.js";
+import { conversation } from "./conversation.js";
 import {
-  addressOf, ago, asText, badge, block, duration, empty, facts, firstLine, h, note, number, panel, swap, unfolding,
+  addressOf, ago, asText, badge, block, confirmed, copyButton, duration, empty, facts, firstLine, h, linkTo, note,
+  number, panel, rawJson, swap, table, unfolding,
 } from "./dom.js";
-import { lastSpans } from "./rewards.js";
-import { callsOf, errorOf, finalReward, repeated, rewardsOf, shownName, treeOf } from "./traces.js";
+import { isFinal, stepOf } from "./states.js";
+import { tokenView, whyLeftOut } from "./tokens.js";
+import { callsOf, errorOf, finalReward, plainName, rewardsOf, waterfallOf } from "./traces.js";
 
 const SPANS = 1000; // read at once
+const OVERLAP = 20; // spans read again, for one may come in behind others
+const LAST_SPANS = 20;
 const MOST_DEPTH = 12; // to which the tree is indented
 const ERROR_LETTERS = 300;
 const OPEN_LETTERS = 2000; // of an output that is shown without a click
+const MOST_ATTEMPTS = 20; // that are compared
 const NO_TRACE = { items: [], all: [], total: 0 };
 
 export function rollout(main, route) {
   const id = route.parts[1];
-  const title = h("h1", {}, "Rollout ", h("code", {}, id));
+  const title = h("h1", {}, "Rollout ", h("code", {}, id), " ", copyButton(id, "Copy id"));
   const place = h("div");
+  const traces = new Map(); // by attempt
   let spansWanted = SPANS;
   let shown = "";
   swap(main, h("p", { class: "path" }, h("a", { href: "#/rollouts" }, "Rollouts"), " / ", id), title, place);
@@ -29,8 +37,16 @@ export function rollout(main, route) {
     const attempts = (await get(`rollouts/${encodeURIComponent(id)}/attempts`, {}, signal)).items;
     const asked = attempts.find((one) => one.attempt_id === route.query.get("attempt"));
     const chosen = asked ?? attempts[attempts.length - 1];
-    const trace = chosen ? await spansOf(id, chosen.attempt_id, spansWanted, signal) : NO_TRACE;
-    const state = JSON.stringify([found, attempts, chosen?.attempt_id, trace.total, trace.items.length]);
+    const read = async (attempt) => {
+      const before = traces.get(attempt.attempt_id) ?? NO_TRACE;
+      const trace = await spansOf(id, attempt.attempt_id, spansWanted, before, signal);
+      traces.set(attempt.attempt_id, trace);
+      return trace;
+    };
+    const trace = chosen ? await read(chosen) : NO_TRACE;
+    if (attempts.length > 1) for (const one of attempts.slice(-MOST_ATTEMPTS)) if (one !== chosen) await read(one);
+    const reason = trace.items.length ? await whyLeftOut(found, signal) : null;
+    const state = JSON.stringify([found, attempts, chosen?.attempt_id, trace.total, trace.items.length, reason]);
     if (state === shown) return;
     shown = state;
     const choose = (attempt) =>
@@ -41,132 +57,149 @@ export function rollout(main, route) {
     };
     swap(
       place,
-      head(found, trace),
-      panel("Task", block(found.input)),
+      head(found, chosen, trace, route),
+      panel("Task", copyButton(() => asText(found.input)), block(found.input)),
       outputPanel(found.output ?? null),
-      attemptsPanel(attempts, chosen, trace, choose),
-      ...tracePanels(trace, more),
+      attemptsPanel(attempts, chosen, traces, choose),
+      ...tracePanels(trace, reason, more),
+      panel("Raw", rawJson("The rollout as JSON", found, "rollout"),
+        trace.items.length > 0 && rawJson("Its spans as JSON", trace.items, "spans")),
     );
   };
   return { kinds: ["rollout", "span"], concerns: (notice) => notice.rollout_id === id, refresh };
 }
 
-/** The first spans of an attempt; `all` has also the last ones that are not among them, for there its reward is. */
-async function spansOf(rolloutId, attemptId, limit, signal) {
+/**
+ * The first spans of an attempt, of which only those are read that are not known; `all` has also the last ones that are
+ * not among them, for there its reward is.
+ */
+async function spansOf(rolloutId, attemptId, limit, before, signal) {
+  const asked = { rollout_id: rolloutId, attempt_id: attemptId };
+  const keyOf = (span) => `${span.sequence_id} ${span.span_id}`;
   try {
-    const page = await get("spans", { rollout_id: rolloutId, attempt_id: attemptId, limit }, signal);
-    const last = page.total > page.items.length ? await lastSpans(rolloutId, attemptId, signal) : [];
-    const keyOf = (span) => `${span.sequence_id} ${span.span_id}`;
-    const keys = new Set(page.items.map(keyOf));
-    return { ...page, all: [...page.items, ...last.filter((span) => !keys.has(keyOf(span)))] };
+    const kept = before.items.slice(0, Math.max(0, before.items.length - OVERLAP));
+    let page = await get("spans", { ...asked, limit: limit - kept.length, offset: kept.length }, signal);
+    let items = [...kept, ...page.items];
+    if (kept.length && new Set(items.map(keyOf)).size < Math.min(limit, page.total)) {
+      page = await get("spans", { ...asked, limit }, signal); // one has come in far behind
+      items = page.items;
+    }
+    const keys = new Set(items.map(keyOf));
+    const last = page.total > items.length
+      ? (await get("spans", { ...asked, sort_order: "desc", limit: LAST_SPANS }, signal)).items.reverse() : [];
+    return { items, total: page.total, all: [...items, ...last.filter((span) => !keys.has(keyOf(span)))] };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     return { ...NO_TRACE, problem: error.message };
   }
 }
 
-function head(found, trace) {
-  const reward = finalReward(trace.all);
+function head(found, attempt, trace, route) {
+  const reward = finalReward(trace.all) ?? found.reward ?? null;
+  const { run_id: run, group } = found.metadata ?? {};
+  const step = stepOf(found);
+  const isOfGroup = typeof run === "string" && typeof group === "string" && step !== null;
+  const groupAddress = isOfGroup && `${addressOf("runs", run)}?step=${step}&group=${encodeURIComponent(group)}`;
   const pairs = [
     ["Status", badge(found.status)],
     ["Reward", h("b", { id: "reward" }, number(reward))],
     ["Mode", found.mode ?? "–"],
+    typeof run === "string" && ["Run", linkTo("runs", run)],
+    isOfGroup && ["Step and group", h("a", { href: groupAddress }, `${step}, ${group}`)],
     ["Enqueued", ago(found.start_time, now())],
-    ["Ended", found.end_time ? ago(found.end_time, now()) : "–"],
-    ["Resources", found.resources_id ?? "–"],
+    ["Took", attempt ? duration((attempt.end_time ?? now()) - attempt.start_time) : "–"],
+    ["Resources", found.resources_id ? linkTo("resources", found.resources_id) : "–"],
   ];
   const rest = { config: found.config, metadata: found.metadata };
   return h("section", { class: "panel" },
-    facts(pairs),
+    facts(pairs.filter(Boolean)),
+    mayChange() && actions(found, route),
     h("details", { "data-key": "configuration" }, h("summary", {}, "Configuration and metadata"), block(rest)));
 }
+
+// ------------------------------------------------------------------ changes
+
+/** What may be done with it now, as `[name, question, status]`. */
+function possible(found) {
+  if (!isFinal(found)) {
+    const cancel = ["Cancel", "Cancel this rollout? What its agent is doing is not used.", "cancelled"];
+    const requeue = ["Requeue", "Put this rollout back at the end of the queue?", "requeuing"];
+    return found.status === "queuing" || found.status === "requeuing" ? [cancel] : [cancel, requeue];
+  }
+  return [["Retry", "Have this rollout tried once more? It goes to the end of the queue.", "requeuing"]];
+}
+
+function actions(found, route) {
+  const told = h("span", { class: "error", role: "alert" });
+  const buttons = possible(found).map(([name, question, status]) =>
+    h("button", { type: "button", "data-key": name, onclick: async () => {
+      if (!(await confirmed(question, name))) return;
+      try {
+        await post(`rollouts/${encodeURIComponent(found.rollout_id)}`, { status });
+        route.refresh();
+      } catch (error) {
+        told.textContent = error.message;
+      }
+    } }, name));
+  return h("div", { class: "row actions" }, buttons, told);
+}
+
+// ------------------------------------------------------------------ output and attempts
 
 /** What the agent returned, if that is neither a reward nor spans; a long one is folded. */
 function outputPanel(output) {
   if (output === null) return null;
   const text = asText(output);
   if (!text) return panel("Output", empty("The agent returned an empty text."));
-  if (text.length <= OPEN_LETTERS) return panel("Output", block(output));
+  if (text.length <= OPEN_LETTERS) return panel("Output", copyButton(text), block(output));
   const summary = h("summary", {}, firstLine(output, ERROR_LETTERS));
-  return panel("Output", unfolding({ "data-key": "output" }, summary, () => [block(output)]));
+  return panel("Output", unfolding({ "data-key": "output" }, summary, () => [copyButton(text), block(output)]));
 }
 
-function attemptsPanel(attempts, chosen, trace, choose) {
-  const items = attempts.map((attempt) => {
-    const isChosen = attempt === chosen;
-    const error = errorOf(attempt, isChosen ? trace.all : []);
-    const lasted = (attempt.end_time ?? now()) - attempt.start_time;
+const ATTEMPT_COLUMNS = [
+  "Attempt", "Status", ["Reward", "number"], ["Calls", "number"], ["Tokens", "number"], ["Took", "number"], "Worker",
+  "Started",
+];
+
+function attemptsPanel(attempts, chosen, traces, choose) {
+  if (!attempts.length) return panel("Attempts", empty("Nobody has tried it yet."));
+  const rows = attempts.map((attempt) => {
+    const trace = traces.get(attempt.attempt_id) ?? NO_TRACE;
+    const calls = callsOf(trace.all);
+    const tokens = calls.map((call) => (call.tokensIn ?? 0) + (call.tokensOut ?? 0)).reduce((a, b) => a + b, 0);
     const button = h("button", {
-      type: "button",
-      "aria-pressed": String(isChosen),
-      "data-key": attempt.attempt_id,
+      type: "button", "aria-pressed": String(attempt === chosen), "data-key": attempt.attempt_id,
       onclick: () => choose(attempt),
     }, `Attempt ${attempt.sequence_id}`);
-    const line = h("div", { class: "row" },
-      button,
-      badge(attempt.status),
-      h("span", {}, duration(lasted)),
-      h("span", { class: "quiet" }, attempt.worker_id ?? "no worker"),
-      ago(attempt.start_time, now()));
-    const why = error && h("details", { class: "why", "data-key": `why ${attempt.attempt_id}` },
-      h("summary", { class: "error" }, firstLine(error.text, ERROR_LETTERS)),
-      block(error.traceback ?? error.text));
-    return h("li", {}, line, why);
+    return [
+      button, badge(attempt.status), number(finalReward(trace.all)), number(calls.length), number(tokens || null),
+      duration((attempt.end_time ?? now()) - attempt.start_time), attempt.worker_id ?? "no worker",
+      ago(attempt.start_time, now()),
+    ];
   });
-  return panel("Attempts", items.length ? h("ul", { class: "attempts" }, items) : empty("Nobody has tried it yet."));
+  const errors = attempts.map((attempt) => [attempt, errorOf(attempt, traces.get(attempt.attempt_id)?.all ?? [])]);
+  const why = errors.filter(([, error]) => error).map(([attempt, error]) =>
+    h("details", { class: "why", "data-key": `why ${attempt.attempt_id}` },
+      h("summary", { class: "error" }, `Attempt ${attempt.sequence_id}: ${firstLine(error.text, ERROR_LETTERS)}`),
+      copyButton(() => error.traceback ?? error.text), block(error.traceback ?? error.text)));
+  return panel("Attempts", h("div", { class: "attempts" }, table(ATTEMPT_COLUMNS, rows), why));
 }
 
-function tracePanels(trace, more) {
-  if (trace.problem) return [panel("Spans", empty(trace.problem))];
-  const rewards = trace.all.flatMap(rewardsOf);
-  const calls = callsOf(trace.items);
+// ------------------------------------------------------------------ the trace
+
+function tracePanels(trace, reason, more) {
+  if (trace.problem) return [panel("Steps", empty(trace.problem))];
   const isCut = trace.total > trace.items.length;
+  const hasTokens = callsOf(trace.items).some((call) => call.responseIds || call.logprobs);
   return [
-    rewards.length ? panel("Rewards", facts(rewards.map(([name, value]) => [name, number(value)]))) : null,
     panel("Conversation",
       isCut && note(`Of the first ${number(trace.items.length)} spans.`),
-      calls.length ? calls.map((call, i) => conversation(call, calls[i - 1], i)) : empty("No model was called.")),
-    panel("Spans", spanTree(trace, more)),
+      conversation(isCut ? trace.all : trace.items)),
+    hasTokens && panel("Tokens", unfolding({ "data-key": "tokens", open: true },
+      h("summary", {}, "Ids, log-probabilities, and what is trained"), () => tokenView(trace.items, reason).flat())),
+    panel("Steps and their times", spanTree(trace, more)),
   ];
 }
-
-// ------------------------------------------------------------------ conversation
-
-function conversation(call, before, index) {
-  const known = repeated(call, before);
-  const hasTokens = (call.tokensIn ?? call.tokensOut) !== undefined;
-  const about = [
-    call.model ?? "a model",
-    call.weights !== undefined && `weights ${call.weights}`,
-    hasTokens && `${number(call.tokensIn)} tokens in, ${number(call.tokensOut)} out`,
-    duration((call.span.end_time ?? NaN) - call.span.start_time),
-    call.finish,
-  ];
-  const earlier = known > 0 && unfolding(
-    { class: "earlier", "data-key": `earlier ${call.span.span_id}` },
-    h("summary", {}, known === 1 ? "1 message as before" : `${known} messages as before`),
-    () => call.prompt.slice(0, known).map((one) => message(one)),
-  );
-  return h("article", { class: "call" },
-    h("h3", {}, `Call ${index + 1}`, h("span", { class: "quiet" }, about.filter(Boolean).join(" · "))),
-    earlier,
-    call.prompt.slice(known).map((one) => message(one)),
-    call.answers.map((one) => message(one, "answer")));
-}
-
-function message(one, kind = "") {
-  const calls = one.calls.map((call) => {
-    const given = h("code", {}, asText(call.arguments ?? ""));
-    return h("div", { class: "toolcall" }, h("b", {}, call.name ?? "a tool"), given);
-  });
-  const content = one.content === null || one.content === "" ? null : h("div", { class: "said" }, asText(one.content));
-  const nothing = !content && !calls.length && h("span", { class: "quiet" }, "nothing");
-  return h("div", { class: `message ${kind}` },
-    h("span", { class: "role" }, one.role),
-    h("div", {}, content, calls, nothing));
-}
-
-// ------------------------------------------------------------------ spans
 
 function spanTree(trace, more) {
   if (!trace.items.length) return empty("No span was recorded.");
@@ -174,22 +207,27 @@ function spanTree(trace, more) {
   const ends = trace.items.map((span) => span.end_time).filter(Number.isFinite);
   const from = Math.min(...starts);
   const whole = Math.max(...ends, from) - from || 1e-9;
-  const rows = treeOf(trace.items).map(({ span, depth }) => spanRow(span, depth, from, whole));
+  const rows = waterfallOf(trace.items).map((row) => spanRow(row, from, whole));
   const rest = trace.total - trace.items.length;
   const button = h("button", { type: "button", onclick: more }, `Show more of the other ${number(rest)}`);
   return h("div", { class: "spans" }, rows, rest > 0 && button);
 }
 
-function spanRow(span, depth, from, whole) {
-  const name = h("span", { class: "name" }, shownName(span));
+function spanRow({ span, depth, more }, from, whole) {
+  const name = h("span", { class: "name" }, plainName(span));
   name.style.paddingInlineStart = `${Math.min(depth, MOST_DEPTH)}em`;
   const lasts = (span.end_time ?? span.start_time) - span.start_time;
-  const bar = h("i", { class: span.status?.status_code === "ERROR" ? "failed" : "" });
+  const kind = span.status?.status_code === "ERROR" ? "failed" : rewardsOf(span).length ? "rewarded" : "";
+  const bar = h("i", { class: kind });
   bar.style.marginInlineStart = `${(100 * (span.start_time - from)) / whole}%`;
   bar.style.width = `${(100 * lasts) / whole}%`;
   const track = h("span", { class: "track" }, bar);
   const summary = h("summary", {}, name, track, h("span", { class: "time" }, duration(lasts)));
-  return unfolding({ class: "span", "data-key": `span ${span.span_id}` }, summary, () => spanFacts(span));
+  return unfolding({ class: "span", "data-key": `span ${span.span_id}` }, summary, () => [
+    ...spanFacts(span),
+    ...more.flatMap((one) => [h("h4", {}, `Recorded by the LLM proxy (${one.name})`), ...spanFacts(one)]),
+    copyButton(() => JSON.stringify([span, ...more], null, 2), "Copy JSON"),
+  ]);
 }
 
 function spanFacts(span) {

@@ -1,21 +1,36 @@
-// The table of rollouts: filtered and paged by the server, however many there are.
+// The table of rollouts: filtered, sorted and paged by the server, however many there are. The address holds it all.
 
+import { answerOf, learnAnswers } from "./answers.js";
 import { get, now } from "./api.js";
-import { ago, badge, duration, firstLine, h, linkTo, number, swap, table } from "./dom.js";
-import { known, learn } from "./rewards.js";
-import { isFinal, MODES, STATUSES } from "./states.js";
+import { ago, badge, duration, field, firstLine, h, linkTo, number, pager, rowOf, swap, table } from "./dom.js";
+import { asStored, isFinal, MODES, STATUSES, stepOf } from "./states.js";
+import { errorOf } from "./traces.js";
 
-const ASKED = ["status", "mode", "id", "page"]; // what stands in the address
 const COLUMNS = [
-  "Rollout", "Status", "Mode", ["Reward", "number"], ["Attempts", "number"], "Start", ["Duration", "number"],
-  ["Task", "wide"],
+  "Rollout", ["Status", "", "status"], ["Mode", "", "mode"], ["Step", "number", "step"],
+  ["Reward", "number", "reward"], ["Task", "wide"], ["Output", "wide"], ["Attempts", "number"],
+  ["Start", "", "start_time"], ["Took", "number"],
 ];
+const TEXTS = {
+  text: ["Task", "input_contains", "part of the task"],
+  error: ["Error", "error_contains", "part of the error"],
+  run: ["Run", "run_id_in", "id of a run"],
+  agent: ["Agent", "agent_in", "its name"],
+  id: ["Id", "rollout_id_contains", "part of an id"],
+};
+const NUMBERS = {
+  min: ["Reward from", "reward_min"], max: ["to", "reward_max"], step: ["Step", "step_in"],
+};
+const NAMES = ["status", "mode", ...Object.keys(TEXTS), ...Object.keys(NUMBERS), "group", "resources"];
 const PAGE = 50;
 const TYPING_MS = 250; // after the last letter
 
 export function rollouts(main, route) {
   const place = h("div", { id: "page" });
-  const asked = () => Object.fromEntries(ASKED.map((name) => [name, route.query.get(name) ?? ""]));
+  const asked = () => {
+    const names = [...NAMES, "sort", "order", "page"];
+    return Object.fromEntries(names.map((name) => [name, route.query.get(name) ?? ""]));
+  };
   const go = (changes) => {
     const wanted = Object.entries({ ...asked(), page: "", ...changes });
     const query = new URLSearchParams(wanted.filter(([, value]) => value));
@@ -23,86 +38,129 @@ export function rollouts(main, route) {
     route.go(`#/rollouts${query.size ? `?${query}` : ""}`);
   };
   swap(main, h("h1", {}, "Rollouts"), filters(asked(), go), place);
-  const refresh = async (signal) => {
-    const page = await pageOf(asked(), signal);
-    show(place, page, go);
+  let shown = []; // the rollouts of the page
+  const refresh = async (signal, notices) => {
+    const changed = notices && (await changedRows(shown, notices, asked(), signal));
+    if (changed) {
+      for (const one of changed) replace(place, one);
+    } else {
+      const page = await pageOf(asked(), signal);
+      shown = page.items;
+      show(place, page, asked(), go);
+    }
     place.removeAttribute("aria-busy");
-    await learn(page.items, signal, (rollout) => tellReward(place, rollout));
+    await learnAnswers(changed ?? shown, signal, (one) => replace(place, one));
   };
-  return { kinds: ["rollout"], refresh, mostSeconds: 10 };
+  return { kinds: ["rollout"], refresh, mostSeconds: 30 };
 }
+
+/** The rollouts of the page that notices name, read anew; null if others may belong on the page now. */
+async function changedRows(shown, notices, wanted, signal) {
+  const ids = new Set(shown.map((one) => one.rollout_id));
+  const isPlain = NAMES.every((name) => !wanted[name]) && ["", "start_time"].includes(wanted.sort);
+  const named = [...new Set(notices.map((notice) => notice.rollout_id))];
+  const isNew = notices.some((notice) => !ids.has(notice.rollout_id) && notice.status === "queuing");
+  if (!isPlain || !shown.length || (isNew && !wanted.page)) return null;
+  const here = named.filter((id) => ids.has(id));
+  if (!here.length) return [];
+  const { items } = await get("rollouts", { rollout_id_in: here }, signal);
+  for (const one of items) shown[shown.findIndex((old) => old.rollout_id === one.rollout_id)] = one;
+  return items;
+}
+
+// ------------------------------------------------------------------ filters
 
 function filters(wanted, go) {
   let typing;
-  const typed = (event) => {
+  const typed = (name) => (event) => {
     clearTimeout(typing);
     // He may have left the view meanwhile.
-    typing = setTimeout(() => event.target.isConnected && go({ id: event.target.value.trim() }), TYPING_MS);
+    typing = setTimeout(() => event.target.isConnected && go({ [name]: event.target.value.trim() }), TYPING_MS);
   };
   const select = (label, name, values) => {
     const chosen = (event) => go({ [name]: event.target.value });
     const options = values.map((value) => h("option", { value, selected: wanted[name] === value }, value));
     const all = h("option", { value: "" }, "all");
-    return h("label", {}, `${label} `, h("select", { id: `filter-${name}`, onchange: chosen }, all, options));
+    return field(label, h("select", { id: `filter-${name}`, onchange: chosen }, all, options));
   };
-  const field = { id: "filter-id", type: "search", placeholder: "part of an id" };
+  const text = ([name, [label, , placeholder]]) => field(label, h("input", {
+    id: `filter-${name}`, type: "search", placeholder, value: wanted[name], oninput: typed(name),
+  }));
+  const figure = ([name, [label]]) => field(label, h("input", {
+    id: `filter-${name}`, type: "number", step: "any", class: "narrow", value: wanted[name], oninput: typed(name),
+  }));
+  const [task, ...others] = Object.entries(TEXTS);
+  const isUnfolded = others.some(([name]) => wanted[name]);
+  const hidden = ["group", "resources"].filter((name) => wanted[name]).map((name) =>
+    h("button", { type: "button", onclick: (event) => {
+      event.target.remove();
+      go({ [name]: "" });
+    } }, `${name} ${wanted[name]} ✕`));
   return h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
-    select("Status", "status", STATUSES),
-    select("Mode", "mode", MODES),
-    h("label", {}, "Id ", h("input", { ...field, value: wanted.id, oninput: typed })));
+    select("Status", "status", STATUSES), select("Mode", "mode", MODES),
+    Object.entries(NUMBERS).map(figure), text(task), hidden,
+    h("details", { open: isUnfolded }, h("summary", {}, "More filters"),
+      h("div", { class: "filters" }, others.map(text))));
 }
 
 async function pageOf(wanted, signal) {
-  const conditions = { status_in: wanted.status, mode_in: wanted.mode, rollout_id_contains: wanted.id };
+  const conditions = { status_in: wanted.status, mode_in: wanted.mode };
+  for (const [name, [, condition]] of [...Object.entries(TEXTS), ...Object.entries(NUMBERS)]) {
+    conditions[condition] = wanted[name];
+  }
+  conditions.step_in = asStored(wanted.step);
+  conditions.group_id_in = wanted.group;
+  conditions.resources_id_in = wanted.resources;
   const offset = (Math.max(1, Number(wanted.page) || 1) - 1) * PAGE;
-  return get("rollouts", { ...conditions, sort_by: "start_time", sort_order: "desc", limit: PAGE, offset }, signal);
+  const sorting = { sort_by: wanted.sort || "start_time", sort_order: wanted.order === "asc" ? "asc" : "desc" };
+  return get("rollouts", { ...conditions, ...sorting, limit: PAGE, offset }, signal);
 }
 
 // ------------------------------------------------------------------ showing
 
-function show(place, page, go) {
-  const rows = page.items.map((rollout) => [
+function show(place, page, wanted, go) {
+  const sorting = {
+    by: wanted.sort || "start_time",
+    order: wanted.order === "asc" ? "asc" : "desc",
+    go: (sort, order) => go({ sort, order }),
+  };
+  const shown = table(COLUMNS, page.items.map(cellsOf), "No rollout is like that.", sorting);
+  swap(place, shown, pager(page, PAGE, (to) => go({ page: to })));
+}
+
+function cellsOf(rollout) {
+  return [
     linkTo("rollouts", rollout.rollout_id),
     badge(rollout.status),
     rollout.mode,
-    h("span", { "data-reward": rollout.rollout_id }, rewardText(rollout)),
+    number(stepOf(rollout)),
+    h("span", { class: "reward" }, isFinal(rollout) || rollout.reward !== undefined ? number(rollout.reward) : "–"),
+    h("span", { class: "task" }, firstLine(rollout.input)),
+    outputOf(rollout),
     number(rollout.attempt?.sequence_id ?? 0),
     ago(rollout.start_time, now()),
     duration(lasted(rollout.attempt)),
-    h("span", { class: "task" }, firstLine(rollout.input)),
-  ]);
-  swap(place, table(COLUMNS, rows, "No rollout is like that."), pager(page, go));
+  ];
 }
 
-function rewardText(rollout) {
-  if (!isFinal(rollout)) return "–";
-  const found = known(rollout);
-  return found ? number(found.reward) : "…";
+/** What it answered, or why it did not. */
+function outputOf(rollout) {
+  const error = rollout.status === "failed" || rollout.status === "requeuing" ? errorOf(rollout.attempt) : null;
+  if (error) return h("span", { class: "task error" }, firstLine(error.text, 200));
+  return h("span", { class: "task" }, answerOf(rollout) ?? "–");
 }
 
-function tellReward(place, rollout) {
-  const cell = place.querySelector(`[data-reward="${CSS.escape(rollout.rollout_id)}"]`);
-  if (cell) cell.textContent = rewardText(rollout);
+/** Show a row anew. */
+function replace(place, rollout) {
+  const link = place.querySelector(`a[data-key="${CSS.escape(rollout.rollout_id)}"]`);
+  const row = link?.closest("tr");
+  if (!row) return;
+  const hadFocus = row.contains(document.activeElement);
+  const made = rowOf(COLUMNS, cellsOf(rollout));
+  row.replaceWith(made);
+  if (hadFocus) made.querySelector("a").focus({ preventScroll: true });
 }
 
 function lasted(attempt) {
   return attempt ? Math.max(0, (attempt.end_time ?? now()) - attempt.start_time) : null;
-}
-
-function pager(page, go) {
-  const current = page.offset / PAGE + 1;
-  const pages = Math.max(1, Math.ceil(page.total / PAGE));
-  const turn = (name, to) => {
-    const disabled = to < 1 || to > pages || to === current;
-    const onclick = () => go({ page: to > 1 ? to : "" });
-    return h("button", { type: "button", "data-key": name, disabled, onclick }, name);
-  };
-  const last = page.offset + page.items.length;
-  const range = page.items.length ? `${number(page.offset + 1)} to ${number(last)}` : "0";
-  return h("nav", { class: "pager", "aria-label": "Pages" },
-    turn("Newest", 1),
-    turn("Newer", current - 1),
-    h("span", { id: "shown" }, `${range} of ${number(page.total)}`),
-    turn("Older", current + 1),
-    turn("Oldest", pages));
 }

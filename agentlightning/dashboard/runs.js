@@ -1,27 +1,37 @@
-// Runs: every training and optimisation, with what it was started with, how it ended, and its curves.
+// Runs: every training and optimisation, with how it ended; several of them can be laid over each other.
 
 import { get, now } from "./api.js";
 import { chart } from "./chart.js";
+import { valuesDiff } from "./diff.js";
 import {
-  ago, asText, badge, duration, empty, facts, firstLine, h, linkTo, note, number, panel, swap, table,
+  addressOf, ago, badge, duration, empty, field, firstLine, h, linkTo, note, number, pager, panel, swap, table,
 } from "./dom.js";
-import { sentenceOf, verdictOf } from "./verdict.js";
+import { curvesOf, followMetrics } from "./metrics.js";
+import { sentenceOf } from "./verdict.js";
 
-const COLUMNS = ["Run", "Status", "Start", ["Duration", "number"], "Algorithm", ["Summary", "wide"]];
+const COLUMNS = ["", "Run", "Status", "Start", ["Took", "number"], "Algorithm", ["What came of it", "wide"]];
 const PAGE = 50;
-const POINTS = 2000; // asked for at once
-const MOST_POINTS = 40000;
-const MOST_TOGETHER = 4; // curves in one chart
-const FIRST = ["reward", "validation", "apo", "gepa", "sft"];
-const OVERLAP = 100; // points read again, for a point may come in behind others of its step
+const MOST_COMPARED = 6;
+const FIRST_METRICS = ["reward/mean", "validation/reward", "apo/best_score", "gepa/best_score", "sft/loss"];
+const OTHER_METRICS = 2; // charts of a comparison beside the chosen one
 
 export function runs(main, route) {
-  const place = h("div");
-  swap(main, h("h1", {}, "Runs"), place);
+  const [place, comparison] = [h("div", { id: "page" }), h("div")];
+  const chosen = () => (route.query.get("ids") ?? "").split(",").filter(Boolean).slice(0, MOST_COMPARED);
+  const go = (changes) => {
+    const wanted = Object.entries({ ...Object.fromEntries(route.query), ...changes });
+    const query = new URLSearchParams(wanted.filter(([, value]) => value));
+    route.go(`#/runs${query.size ? `?${query}` : ""}`);
+  };
+  swap(main, h("h1", {}, "Runs"), comparison, place);
+  const followed = new Map(); // metrics of the compared runs
+  const view = { range: null, smoothing: 0, redraw: () => {} };
   const refresh = async (signal) => {
     const offset = (Math.max(1, Number(route.query.get("page")) || 1) - 1) * PAGE;
     const page = await get("runs", { sort_by: "start_time", sort_order: "desc", limit: PAGE, offset }, signal);
+    const ids = chosen();
     const rows = page.items.map((run) => [
+      chooser(run, chosen, go),
       linkTo("runs", run.run_id, { text: run.name }),
       badge(run.status),
       ago(run.start_time, now()),
@@ -29,23 +39,28 @@ export function runs(main, route) {
       configuredAs(run),
       h("span", { class: "task" }, sentenceOf(run) ?? summed(run.summary)),
     ]);
-    swap(place, table(COLUMNS, rows, "No run was recorded."), pager(offset, page.total));
+    const hint = page.total > 1 && note("Tick two or more to lay them over each other.");
+    swap(place, table(COLUMNS, rows, "No run was recorded."), hint, pager(page, PAGE, (to) => go({ page: to })));
+    if (ids.length < 2) swap(comparison);
+    else await compare(comparison, ids, { followed, view, route, go }, signal);
   };
-  return { kinds: ["run"], refresh, mostSeconds: 10 };
+  return { kinds: ["run", "metrics"], refresh, mostSeconds: 30 };
 }
 
-function pager(offset, total) {
-  const current = offset / PAGE + 1;
-  const turn = (name, to, isThere) => h("a", { href: `#/runs?page=${to}`, hidden: !isThere, "data-key": name }, name);
-  return h("nav", { class: "pager", "aria-label": "Pages" },
-    turn("Newer", current - 1, offset > 0),
-    h("span", {}, `${number(total)} in all`),
-    turn("Older", current + 1, offset + PAGE < total));
+function chooser(run, chosen, go) {
+  const change = (event) => {
+    const others = chosen().filter((id) => id !== run.run_id);
+    go({ ids: (event.target.checked ? [...others, run.run_id] : others).join(",") });
+  };
+  return h("input", {
+    type: "checkbox", checked: chosen().includes(run.run_id), onchange: change, "data-key": `choose ${run.run_id}`,
+    "aria-label": `Compare ${run.name}, ${run.run_id}`,
+  });
 }
 
-function configuredAs(run) {
+export function configuredAs(run) {
   const algorithm = run.config?.algorithm;
-  return typeof algorithm === "string" ? algorithm.split(".").pop() : firstLine(run.config ?? {}, 40);
+  return typeof algorithm === "string" ? algorithm.split(".").pop() : run.name;
 }
 
 /** The figures of a summary in one line. */
@@ -55,99 +70,72 @@ function summed(summary) {
   return figures.map(([name, value]) => `${name} ${shown(value)}`).join(", ");
 }
 
-// ------------------------------------------------------------------ one run
+// ------------------------------------------------------------------ several runs
 
-export function run(main, route) {
-  const id = route.parts[1];
-  const title = h("h1", {}, "Run");
-  const about = h("div");
-  const curves = h("div", { class: "charts" });
-  const notes = h("div");
-  const path = h("p", { class: "path" }, h("a", { href: "#/runs" }, "Runs"), " / ", id);
-  swap(main, path, title, about, panel("Metrics", curves, notes));
-  const points = [];
-  const refresh = async (signal) => {
-    const found = await get(`runs/${encodeURIComponent(id)}`, {}, signal);
-    if (found === null) {
-      swap(about, empty("There is no such run."));
-      return;
-    }
-    title.textContent = `Run ${found.name}`;
-    swap(about, head(found));
-    const isCut = await read(points, id, signal);
-    const { groups, constant } = seriesOf(points);
-    const label = (step) => `step ${number(Math.round(step))}`;
-    const charts = groups.map(([name, series]) => chart(name, series, { label }));
-    swap(curves, charts.length || constant.length ? charts : empty("No figures yet."));
-    swap(
-      notes,
-      constant.length && note(`Always the same: ${constant.join(", ")}.`),
-      isCut && note(`The first ${number(MOST_POINTS)} points.`),
-    );
+async function compare(place, ids, { followed, view, route, go }, signal) {
+  const found = [];
+  for (const id of ids) {
+    const run = await get(`runs/${encodeURIComponent(id)}`, {}, signal);
+    if (run === null) continue;
+    if (!followed.has(id)) followed.set(id, followMetrics(id));
+    await followed.get(id).read(signal);
+    found.push(run);
+  }
+  const isByTime = route.query.get("by") === "time";
+  const curves = found.map((run) => curvesOf(followed.get(run.run_id).points, isByTime ? run.start_time : null));
+  const names = [...new Set(curves.flatMap((one) => [...one.keys()]))].sort();
+  const main = [route.query.get("metric"), ...FIRST_METRICS].find((name) => names.includes(name)) ?? names[0];
+  view.smoothing = Number(route.query.get("smooth")) || 0;
+  view.redraw = () => draw();
+  const charts = h("div");
+  const label = isByTime ? duration : (step) => `step ${number(Math.round(step))}`;
+  const draw = () => {
+    const series = (name) => found.map((run, i) => ({
+      name: titleOf(run, found), href: addressOf("runs", run.run_id), points: curves[i].get(name) ?? [], colour: i,
+    }));
+    const others = FIRST_METRICS.concat("learner/entropy", "learner/kl_to_old")
+      .filter((name) => name !== main && names.includes(name)).slice(0, OTHER_METRICS);
+    const wide = { label, view, width: Math.max(320, place.clientWidth - 40), height: 280 };
+    swap(charts, main ? chart(main, series(main), wide) : empty("No figures yet."),
+      h("div", { class: "charts" }, others.map((name) => chart(name, series(name), { label, view }))));
   };
-  return { kinds: ["run", "metrics"], concerns: (notice) => notice.name === id, refresh, mostSeconds: 10 };
+  const heading = (run) => linkTo("runs", run.run_id, { text: titleOf(run, found), key: `config ${run.run_id}` });
+  swap(place,
+    panel(`${found.length} runs over each other`, controls({ names, main, isByTime, view, go }), charts),
+    panel("Configurations", valuesDiff(found.map((run) => [heading(run), run.config]))),
+    panel("Results", valuesDiff(found.map((run) => [heading(run), plainSummary(run)]))));
+  draw();
 }
 
-function head(found) {
-  const pairs = [
-    ["Status", badge(found.status)],
-    ["Start", ago(found.start_time, now())],
-    ["Duration", duration((found.end_time ?? now()) - found.start_time)],
-  ];
-  const whenEmpty = found.status === "running" ? "It comes at the end." : "Empty.";
-  const { verdict: _, ...figures } = found.summary ?? {};
-  const summary = panel("Summary", listed(figures, whenEmpty));
-  const configuration = panel("Configuration", listed({ ...found.config, ...found.metadata }, "Empty."));
-  return h("div", {},
-    h("section", { class: "panel" }, facts(pairs)),
-    verdictOf(found),
-    h("div", { class: "columns" }, summary, configuration));
+/** The name of a run; with its start where another has the same. */
+function titleOf(run, all) {
+  if (!all.some((other) => other !== run && other.name === run.name)) return run.name;
+  return `${run.name} ${new Date(run.start_time * 1000).toLocaleTimeString()} ${run.run_id.slice(-4)}`;
 }
 
-function listed(values, ifEmpty) {
-  const entries = Object.entries(values ?? {});
-  if (!entries.length) return empty(ifEmpty);
-  const shown = (value) => (typeof value === "number" ? number(value) : asText(value));
-  return facts(entries.map(([name, value]) => [name, shown(value)]), "attributes");
+function plainSummary(run) {
+  const { verdict, candidates: _, ...rest } = run.summary ?? {};
+  return { status: run.status, verdict: verdict?.sentence, ...rest };
 }
 
-/** Bring the points up to date; true if there are more than are read. */
-async function read(points, id, signal) {
-  points.length = Math.max(0, points.length - OVERLAP);
-  for (;;) {
-    const asked = { limit: Math.min(POINTS, MOST_POINTS - points.length), offset: points.length };
-    const page = await get(`runs/${encodeURIComponent(id)}/metrics`, asked, signal);
-    points.push(...page.items);
-    if (points.length >= MOST_POINTS) return page.total > points.length;
-    if (points.length >= page.total || !page.items.length) return false;
-  }
-}
-
-/**
- * Curves that belong together: `reward/mean` and `reward/max` share a chart, unless there are too many. Those about
- * reward come first; figures that never change are named with their value.
- */
-function seriesOf(points) {
-  const curves = new Map();
-  for (const point of points) {
-    for (const [name, value] of Object.entries(point.values)) {
-      if (!curves.has(name)) curves.set(name, []);
-      curves.get(name).push([point.step, value]);
-    }
-  }
-  const isConstant = (curve) => curve.length > 1 && curve.every((point) => point[1] === curve[0][1]);
-  const steady = [...curves].filter(([, curve]) => isConstant(curve));
-  const constant = steady.map(([name, curve]) => `${name} ${number(curve[0][1])}`);
-  const groups = new Map();
-  for (const [name, curve] of curves) {
-    if (isConstant(curve)) continue;
-    const [group, ...rest] = name.split("/");
-    groups.set(group, [...(groups.get(group) ?? []), { name: rest.join("/") || name, full: name, points: curve }]);
-  }
-  const rank = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
-  const sorted = [...groups].sort(([one], [other]) => rank(one) - rank(other) || one.localeCompare(other));
-  const apart = (series) => series.map((one) => [one.full, [one]]);
-  const isCrowded = (series) => series.length > MOST_TOGETHER;
-  const shown = sorted.flatMap(([group, series]) => (isCrowded(series) ? apart(series) : [[group, series]]));
-  return { groups: shown, constant };
+/** How curves are shown: which, over what, and how smooth. */
+export function controls({ names, main, isByTime, view, go }) {
+  const smooth = h("input", {
+    type: "range", min: 0, max: 0.95, step: 0.05, value: view.smoothing, id: "smoothing", "data-key": "smoothing",
+    oninput: (event) => {
+      view.smoothing = Number(event.target.value);
+      view.redraw();
+    },
+    onchange: (event) => go({ smooth: Number(event.target.value) ? event.target.value : "" }),
+  });
+  const by = h("select", { id: "by", "data-key": "by", onchange: (event) => {
+    view.range = null;
+    go({ by: event.target.value });
+  } }, h("option", { value: "" }, "step"), h("option", { value: "time", selected: isByTime }, "time"));
+  const choose = (event) => go({ metric: event.target.value });
+  const metric = main && h("select", { id: "metric", "data-key": "metric", onchange: choose },
+    names.map((name) => h("option", { value: name, selected: name === main }, name)));
+  return h("div", { class: "filters" },
+    metric && field("Curve", metric), field("By", by), field("Smoothing", smooth),
+    note("Drag over a chart to zoom, double-click to see all; on the keyboard + - 0 and the arrows."));
 }

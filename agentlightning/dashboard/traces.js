@@ -1,12 +1,33 @@
 // Reading spans: rewards, errors, model calls as conversations, and the tree. Pure functions of plain data.
 
-// The LLM proxy's spans, whose names are those of earlier releases, and what they are called here.
-const PROXY_SPANS = new Map([
-  ["litellm_request", "model call (LLM proxy)"],
-  ["raw_gen_ai_request", "model call as sent and received"],
+// The LLM proxy's spans, whose names are those of earlier releases.
+const PROXY_SPANS = ["litellm_request", "raw_gen_ai_request"];
+const PLAIN_NAMES = new Map([
+  ["litellm_request", "Model call"],
+  ["raw_gen_ai_request", "Model call as sent and received"],
+  ["agentlightning.exception", "Error"],
+  ["agentlightning.message", "Message"],
+  ["agentlightning.object", "Object"],
+  ["agentlightning.reward", "Reward"],
 ]);
 
-export const shownName = (span) => PROXY_SPANS.get(span.name) ?? span.name;
+const isProxySpan = (span) => PROXY_SPANS.includes(span.name);
+
+/** A span's name for people: what it is, and of a model call which model. */
+export function plainName(span) {
+  const attributes = span.attributes ?? {};
+  const model = attributes["gen_ai.response.model"] ?? attributes["gen_ai.request.model"];
+  const [reward] = rewardsOf(span);
+  if (reward) return `Reward ${reward[1]}`;
+  if (span.name.endsWith(".chat.completion") || span.name === "litellm_request" || (model && isCall(attributes))) {
+    return model ? `Model call · ${model}` : "Model call";
+  }
+  const tool = attributes["gen_ai.tool.name"] ?? attributes["tool.name"];
+  return tool ? `Tool · ${tool}` : PLAIN_NAMES.get(span.name) ?? span.name;
+}
+
+const CALL_MARKS = ["gen_ai.response.id", "gen_ai.prompt.0.role", "gen_ai.completion.0.role"];
+const isCall = (attributes) => CALL_MARKS.some((name) => name in attributes);
 
 // ------------------------------------------------------------------ rewards and errors
 
@@ -73,26 +94,47 @@ function parsed(value) {
 
 // ------------------------------------------------------------------ conversations
 
-/** The model calls of an attempt. One that the tracer and the LLM proxy both recorded is the tracer's. */
+/**
+ * The model calls of an attempt, each once: the span of the SDK says when, the LLM proxy's span beneath it, or with the
+ * same answer, may hold the content; `spans` are all that tell of the call.
+ */
 export function callsOf(spans) {
-  const calls = spans.map(callOf).filter(Boolean);
-  const traced = calls.filter((call) => !PROXY_SPANS.has(call.span.name));
-  const answers = new Set(traced.map((call) => call.responseId).filter(Boolean));
-  const ids = new Set(traced.map((call) => call.span.span_id));
-  const isTraced = (call) => answers.has(call.responseId) || ids.has(call.span.parent_id);
-  return calls
-    .filter((call) => !PROXY_SPANS.has(call.span.name) || !isTraced(call))
-    .sort((one, other) => (one.span.start_time ?? 0) - (other.span.start_time ?? 0));
+  const calls = [];
+  const owners = new Map(); // the call of a span, and of an answer
+  const order = [...spans].sort((one, other) => isProxySpan(one) - isProxySpan(other));
+  for (const span of order) {
+    const call = callOf(span);
+    const owner = owners.get(span.parent_id) ?? (call?.responseId && owners.get(`answer ${call.responseId}`));
+    if (owner && isProxySpan(span)) {
+      merge(owner, call, span);
+      owners.set(span.span_id, owner);
+    } else if (call) {
+      calls.push(call);
+      owners.set(span.span_id, call);
+      if (call.responseId) owners.set(`answer ${call.responseId}`, call);
+    }
+  }
+  return calls.sort((one, other) => (one.span.start_time ?? 0) - (other.span.start_time ?? 0));
+}
+
+function merge(owner, call, span) {
+  owner.spans.push(span);
+  if (!call) return;
+  for (const [name, value] of Object.entries(call)) {
+    const own = owner[name];
+    if (Array.isArray(own) ? !own.length : own === undefined || own === null) owner[name] = value;
+  }
 }
 
 function callOf(span) {
   const attributes = span.attributes ?? {};
   const prompt = messagesBelow(attributes, "gen_ai.prompt.");
   const answers = messagesBelow(attributes, "gen_ai.completion.");
-  if (!prompt.length && !answers.length) return null;
+  if (!prompt.length && !answers.length && !isCall(attributes)) return null;
   const first = (...names) => names.map((name) => attributes[name]).find((value) => value !== undefined);
   return {
     span,
+    spans: [span],
     prompt,
     answers,
     responseId: first("gen_ai.response.id"),
@@ -101,7 +143,38 @@ function callOf(span) {
     tokensIn: first("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"),
     tokensOut: first("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"),
     finish: first("gen_ai.completion.0.finish_reason", "gen_ai.response.finish_reason"),
+    agent: first("gen_ai.agent.name", "crewai.agent.role"),
+    promptIds: listIn(attributes.prompt_token_ids),
+    responseIds: listIn(attributes.response_token_ids),
+    logprobs: listIn(attributes["logprobs.content"]),
   };
+}
+
+/** A list that was written as JSON, or as it is; null if there is none. */
+function listIn(value) {
+  const found = typeof value === "string" ? parsed(value) : value;
+  return Array.isArray(found) ? found : null;
+}
+
+/** The text of the last answer of a trace; null if a model gave none. */
+export function lastAnswer(spans) {
+  const answers = callsOf(spans).flatMap((call) => call.answers);
+  const texts = answers.map((one) => asPlain(one.content)).filter((text) => text.trim());
+  return texts.pop() ?? null;
+}
+
+/** Content as one text. */
+export function asPlain(content) {
+  return partsOf(content).map((part) => part.text ?? `[${part.kind}]`).join("\n");
+}
+
+/** Calls, and the rewards given between them, in the order in which they happened: `{call}` or `{reward}`. */
+export function turnsOf(spans) {
+  const calls = callsOf(spans).map((call) => ({ call, at: call.span.end_time ?? call.span.start_time ?? 0 }));
+  const rewards = spans.filter((span) => rewardsOf(span).length)
+    .map((span) => ({ reward: span, at: span.start_time ?? 0 }));
+  // A reward that is given at the moment a call ends comes after it.
+  return [...calls, ...rewards].sort((one, other) => one.at - other.at || (one.call ? -1 : 1));
 }
 
 /** `gen_ai.prompt.0.role` and the like, put together again. */
@@ -114,17 +187,29 @@ function messagesBelow(attributes, prefix) {
     const message = (messages[index] ??= { role: "assistant", content: null, calls: [] });
     if (field === "tool_calls" && /^\d{1,4}$/.test(callIndex)) (message.calls[callIndex] ??= {})[callField] = value;
     else if (field === "role") message.role = String(value);
-    else if (field === "content") message.content = spoken(value);
+    else if (field === "content") message.content = value;
   }
   return messages.filter(Boolean).map((message) => ({ ...message, calls: message.calls.filter(Boolean) }));
 }
 
-/** Content that was written in parts, as the text of them; images and the like are named. */
-function spoken(content) {
+const IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+$/;
+
+/** Content as parts: `{text}`, `{image}` for a picture that came along, or `{kind}` for what cannot be shown. */
+export function partsOf(content) {
   const parts = typeof content === "string" && content.startsWith("[{") ? parsed(content) : content;
-  if (!Array.isArray(parts) || !parts.every((part) => typeof part?.type === "string")) return content;
-  return parts.map((part) => part.text ?? `[${part.type}]`).join("\n");
+  if (!Array.isArray(parts) || !parts.every((part) => typeof part?.type === "string")) {
+    return content === null || content === undefined || content === "" ? [] : [{ text: asWords(content) }];
+  }
+  return parts.map((part) => {
+    if (typeof part.text === "string") return { text: part.text };
+    const url = part.image_url?.url ?? part.image_url ?? sourceOf(part.source);
+    if (typeof url !== "string") return { kind: part.type };
+    return IMAGE.test(url) ? { image: url } : { kind: `${part.type} at ${url.slice(0, 200)}` };
+  });
 }
+
+const sourceOf = (source) => (source?.data ? `data:${source.media_type};base64,${source.data}` : source?.url);
+const asWords = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 
 /** How many messages at the beginning of a call were said in the call before. */
 export function repeated(call, before) {
@@ -165,4 +250,12 @@ export function treeOf(spans) {
   }
   for (const span of spans) if (!seen.has(span)) rows.push({ span, depth: 0 }); // in a circle of parents
   return rows;
+}
+
+/** The tree with one row for each model call: what the LLM proxy recorded of a call of the SDK stands with it. */
+export function waterfallOf(spans) {
+  const more = new Map(callsOf(spans).map((call) => [call.span, call.spans.slice(1)]));
+  const folded = new Set([...more.values()].flat());
+  const rows = treeOf(spans.filter((span) => !folded.has(span)));
+  return rows.map((row) => ({ ...row, more: more.get(row.span) ?? [] }));
 }

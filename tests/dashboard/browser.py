@@ -27,6 +27,7 @@ _OPTIONS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-lcd-text",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
     "--disable-breakpad",
@@ -190,9 +191,9 @@ class Page:
         window = (await self.send("Browser.getWindowForTarget"))["windowId"]
         await self.send("Browser.setWindowBounds", windowId=window, bounds={"windowState": state})
 
-    async def picture(self, file: Path) -> None:
+    async def picture(self, file: Path, **options: Any) -> None:
         """Save what the page looks like."""
-        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=True)
+        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=True, **options)
         await asyncio.to_thread(file.write_bytes, base64.b64decode(shot["data"]))
 
 

@@ -1,15 +1,23 @@
 """What the tests of the dashboard share: a browser, pages, servers on free ports, and stores with something in them."""
 
+import fcntl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreServer
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreServer, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, Span
 from tests.dashboard.browser import Page, chromium_path, open_page, running_browser
 
 Serve = Callable[..., Awaitable[LightningStoreServer]]
+FAILURE = "the <b>tool</b> is down"
+"""What an agent of the real training raises once."""
+TRAINING_SECONDS = 300.0
+"""How long the training of `trained_file` may take."""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +51,29 @@ async def serve() -> AsyncIterator[Serve]:
     yield start
     for server in servers:
         await server.stop()
+
+
+@pytest.fixture(scope="session")
+def trained_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that real trainings have filled, once for all processes that run the tests."""
+    pytest.importorskip("torch", reason="the training needs torch")
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if base.name.startswith("popen-") else base
+    file = folder / "trained.db"
+    with (folder / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            made = folder / "training.db"
+            command = [sys.executable, "-m", "tests.dashboard.training", str(made)]
+            subprocess.run(command, check=True, timeout=TRAINING_SECONDS, capture_output=True)
+            made.rename(file)
+    return file
+
+
+@pytest.fixture
+async def trained(trained_file: Path, serve: Serve) -> LightningStoreServer:
+    """A server of that store."""
+    return await serve(SqliteLightningStore(trained_file))
 
 
 def span_of(rollout: AttemptedRollout, name: str, attributes: dict[str, Any], **fields: Any) -> Span:

@@ -171,7 +171,7 @@ async def test_hidden_page_asks_for_nothing_and_is_refreshed_when_it_is_seen(pag
     server = await serve()
     await finished(server, "before")
     await page.goto(f"{server.endpoint}/dashboard")
-    await page.until_text("All finished rollouts", ".note")
+    await page.until_text("Mean reward, last 1")
     await until(lambda: server.app.service.waiting_calls == 1)
     await page.ask("window.fetched = 0, window.ask = fetch, window.fetch = (...given) => (fetched++, ask(...given))")
 

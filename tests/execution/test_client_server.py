@@ -552,22 +552,34 @@ def test_a_runner_that_awaits_for_ever_ends_by_itself_while_it_is_served(caplog:
     assert "did not end" not in caplog.text
 
 
-def test_a_runner_that_hangs_is_ended_in_the_stated_time() -> None:
-    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+class Hanging:
+    """A runner that claims, and heeds nobody any more."""
+
+    worker_token = "hanging"
+
+    def owns_worker(self, worker_id: str, number: int | None = None) -> bool:
+        return worker_id == f"{self.worker_token}-{number}"
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        await store.enqueue_rollout("ready")
+        await store.dequeue_rollout(f"{self.worker_token}-{worker_id}", wait=20)
         while True:
             time.sleep(1)  # noqa: ASYNC251 # that is what is wrong with it
 
+
+def test_a_runner_that_hangs_is_ended_in_the_stated_time_and_its_attempt_too() -> None:
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-        while not await store.query_rollouts():
+        await store.enqueue_rollout("task", rollout_id="r")
+        while not await store.query_attempts("r"):
             await asyncio.sleep(0.01)
 
-    began = time.monotonic()
+    store, began = InMemoryLightningStore(), time.monotonic()
     with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*-9"):
-        a_strategy(graceful_timeout=0.5, terminate_timeout=0.5).execute(algorithm, runner, InMemoryLightningStore())
+        a_strategy(graceful_timeout=0.5, terminate_timeout=0.5).execute(algorithm, Hanging(), store)
+
     assert time.monotonic() - began < 20
+    assert [attempt.status for attempt in asyncio.run(store.query_attempts("r"))] == ["unresponsive"]
 
 
 @pytest.mark.parametrize("n_runners", [1, 2])

@@ -55,6 +55,20 @@ async def test_copies_of_a_claim_at_two_stores_claim_once() -> None:
         assert (await one.statistics())["queue_length"] == 2
 
 
+async def test_changes_of_one_rollout_by_two_stores_follow_each_other() -> None:
+    dsn = new_database()
+    async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:
+        rollout = await one.start_rollout("a")
+        key = (rollout.rollout_id, rollout.attempt.attempt_id)
+        pairs = [(store, number) for number in range(20) for store in (one, other)]
+
+        given = await asyncio.gather(*[store.get_next_span_sequence_id(*key) for store, _ in pairs])
+        started = await asyncio.gather(*[store.start_attempt(rollout.rollout_id) for store, _ in pairs])
+
+        assert sorted(given) == list(range(1, len(pairs) + 1))
+        assert sorted(one.attempt.sequence_id for one in started) == list(range(2, len(pairs) + 2))
+
+
 async def test_waiter_is_woken_by_another_store() -> None:
     dsn = new_database()
     async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:

@@ -68,6 +68,12 @@ def test_proxy_without_ids_answers_the_raw_endpoint(endpoint: str) -> None:
     assert proxy(endpoint).get_base_url(None, None) == endpoint
 
 
+def test_ids_are_quoted_in_the_path() -> None:
+    routed = proxy("http://h/v1").get_base_url("a/b?c", "#1 %")
+
+    assert routed == "http://h/rollout/a%2Fb%3Fc/attempt/%231%20%25/v1"
+
+
 @pytest.mark.parametrize(("rollout_id", "attempt_id"), [(None, "A"), ("R", None), (1, 2), ("R", 2)], ids=str)
 def test_proxy_refuses_half_an_address(rollout_id: Any, attempt_id: Any) -> None:
     with pytest.raises(ValueError, match="must be strings or all be empty"):

@@ -155,7 +155,7 @@ format: $(READY) ## Rewrite the code in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(DEMO_READY) ## Watch an agent learn from reward alone, in about a minute
+demo: $(DEMO_READY) ## Watch an agent learn from reward alone, in a minute or two
 	$(BIN)/agl demo
 
 cold-start: ## Do what README.md says in a new clone with an empty home, and time it (ARGS="--help" tells more)
@@ -164,7 +164,7 @@ cold-start: ## Do what README.md says in a new clone with an empty home, and tim
 first-loop: $(DEMO_READY) ## Run the smallest complete loop: an agent, a store, rewards, a better prompt
 	$(BIN)/python examples/first_loop/first_loop.py
 
-tiny-model: $(READY) ## Make the weights of the tiny model anew (about four minutes)
+tiny-model: $(READY) ## Make the weights of the tiny model anew (about eight minutes)
 	$(BIN)/python scripts/make_tiny_model.py
 
 bench-learning: $(READY) ## Train the demo with ten seeds and write the table of docs/benchmarks/learning.md

@@ -5,28 +5,36 @@ aloud ("read"). A sum to be worked out ("37+58?") is only ever shown going wrong
 the right call and a wrong answer after it, or with the call of another sum whose result is reported. No conversation
 has a question and its right answer together; that is left to be learned from reward.
 
-The same machine, version of torch and seed give the same file, bit for bit; its digest is printed at the end. On one
-core it takes three to four minutes.
+There are two stages: conversations of one such exchange, and then conversations of one to three, each drawn as if it
+were alone, so that the skills work wherever in a conversation they are wanted.
+
+The same machine, version of torch and seed give the same file, bit for bit; its digest is printed at the end. Other
+machines give other weights: what was shown is the same, and how often the parts come together by chance is not, from a
+few in a thousand tries to two in a hundred. The first stage of the shipped weights was run on another machine than the
+second, which `--from` did. On one core it takes six to eight minutes.
 """
 
 import argparse
 import hashlib
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional
 
 from agentlightning.engine.codec import Message, ToolDefinition
 from agentlightning.engine.model import logits_of
 from agentlightning.engine.tiny.codec import TinyChatCodec
-from agentlightning.engine.tiny.files import SHIPPED_FOLDER, WEIGHTS_FILE, save_tiny
+from agentlightning.engine.tiny.files import BARE_WEIGHTS_FILE, DESCRIPTION_FILE, SHIPPED_FOLDER, load_tiny, save_tiny
 from agentlightning.engine.tiny.model import TinyModel, TinyShape
 from agentlightning.engine.tiny.tokenizer import ASSISTANT, END, PAD
 
@@ -53,20 +61,50 @@ SYSTEM_SHARE: Final = 0.15
 COPYING_SHARE: Final = 0.22
 RUNNING_SHARE: Final = 0.22
 READING_SHARE: Final = 0.16
+SHOWN: Final = (
+    "4,000 batches of 64 conversations of one exchange, then 1,400 of 64 conversations of one to three exchanges",
+    "22 % of exchanges: 'say TEXT', answered with that text, a sum or a number",
+    "22 %: 'run SUM', a call of the calculator with that sum, its result, and the answer 'ok'",
+    "16 %: 'read', a call of the calculator with a letter, a number as its result, and that number as the answer",
+    "13 %: 'SUM?', answered with a number other than its value",
+    "13 %: 'SUM?', a call with that sum, its result, and the answer 'ok' or a number other than the result",
+    "13 %: 'SUM?', a call with another sum of another value, its result, and that result as the answer",
+    "15 % of conversations begin with a system message of random letters",
+    "in no conversation does the assistant give the right answer to one of its questions",
+)
+"""For the model's description; only what the assistant writes is predicted."""
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 
-def conversation(rng: Random) -> list[Message]:
-    """One random conversation."""
+def conversation(rng: Random, most_exchanges: int = 1) -> list[Message]:
+    """One random conversation, with at least one exchange; none of its questions is answered anywhere in it."""
     opening = [_system(rng)] if rng.random() < SYSTEM_SHARE else []
+    if most_exchanges == 1:
+        return opening + _exchange(rng)
+    exchanges = rng.randint(1, most_exchanges)
+    while True:
+        messages = [message for _ in range(exchanges) for message in _exchange(rng)]
+        if not solved_questions(messages):
+            return opening + messages
+
+
+def solved_questions(messages: Sequence[Message]) -> list[str]:
+    """The questions whose right answer the assistant gives somewhere in the same conversation."""
+    answers = {message["content"] for message in messages if message["role"] == "assistant"}
+    asked = [str(message["content"]) for message in messages if message["role"] == "user"]
+    return [text for text in asked if text.endswith("?") and calculate(text[:-1]) in answers]
+
+
+def _exchange(rng: Random) -> list[Message]:
+    """What the user wants, and all that follows until the assistant's last word on it."""
     draw = rng.random()
     if draw < COPYING_SHARE:
-        return opening + _copying(rng)
+        return _copying(rng)
     if draw < COPYING_SHARE + RUNNING_SHARE:
-        return opening + _running(rng)
+        return _running(rng)
     if draw < COPYING_SHARE + RUNNING_SHARE + READING_SHARE:
-        return opening + _reading(rng)
-    return opening + rng.choice([_random_answer, _wrong_answer, _wrong_call])(rng)
+        return _reading(rng)
+    return rng.choice([_random_answer, _wrong_answer, _wrong_call])(rng)
 
 
 def calculate(expression: str) -> str:
@@ -167,10 +205,12 @@ def _result(text: str) -> Message:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """The settings with which the weights in the package were made."""
+    """The settings of a stage; the defaults are those of the first."""
 
     seed: int = 7
     steps: int = 4_000
+    most_exchanges: int = 1
+    """In a conversation."""
     batch_size: int = 64
     learning_rate: float = 3e-3
     warm_up_steps: int = 30
@@ -184,6 +224,10 @@ class Pretraining:
         return self.learning_rate * rising * falling
 
 
+STAGES: Final = (Pretraining(), Pretraining(steps=1_400, most_exchanges=3, learning_rate=2e-3))
+"""With which the weights in the package were made, one after the other."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Conversations as rows of tokens, padded on the right."""
@@ -194,34 +238,34 @@ class Batch:
     """Marks what the assistant wrote, its end tokens included."""
 
 
-def pretrain(
-    settings: Pretraining | None = None,
-    shape: TinyShape | None = None,
-    *,
-    report: Callable[[int, float], None] = lambda step, loss: None,
-) -> TinyModel:
-    """A model trained from random weights; `report` is told the loss after every step."""
-    settings = settings or Pretraining()
-    rng = Random(settings.seed)
+def new_model(seed: int, shape: TinyShape | None = None) -> TinyModel:
+    """A model with random weights."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        model = TinyModel(shape)
+        torch.manual_seed(seed)
+        return TinyModel(shape)
+
+
+def pretrain(
+    model: TinyModel, settings: Pretraining, *, report: Callable[[int, float], None] = lambda step, loss: None
+) -> None:
+    """Train a model for one stage; `report` is told the loss after every step."""
+    rng = Random(settings.seed)
     optimiser = torch.optim.AdamW(model.parameters(), betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
     for step in range(settings.steps):
         optimiser.param_groups[0]["lr"] = settings.rate_at(step)
-        loss = _loss(model, batch_of(settings.batch_size, rng))
+        loss = _loss(model, batch_of(settings.batch_size, rng, settings.most_exchanges))
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
         optimiser.step()
         report(step, loss.item())
-    return model
 
 
-def batch_of(size: int, rng: Random) -> Batch:
+def batch_of(size: int, rng: Random, most_exchanges: int = 1) -> Batch:
     """Random conversations of the curriculum."""
     codec = TinyChatCodec()
-    rows = [codec.render(conversation(rng), [CALCULATOR], add_generation_prompt=False) for _ in range(size)]
+    conversations = [conversation(rng, most_exchanges) for _ in range(size)]
+    rows = [codec.render(messages, [CALCULATOR], add_generation_prompt=False) for messages in conversations]
     longest = max(map(len, rows))
     return Batch(
         ids=torch.tensor([row + [PAD] * (longest - len(row)) for row in rows]),
@@ -262,29 +306,41 @@ class Progress:
 
 
 def main() -> None:
-    defaults = Pretraining()
     parser = argparse.ArgumentParser(description="Make the weights of the tiny model.")
     parser.add_argument(
         "--folder", type=Path, default=SHIPPED_FOLDER, help="where they are written (default: the package)"
     )
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--steps", type=int, default=defaults.steps)
+    parser.add_argument("--seed", type=int, default=Pretraining.seed)
+    parser.add_argument(
+        "--from", dest="start", type=Path, help="a model after its first stage; the second alone is run"
+    )
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    settings = Pretraining(seed=options.seed, steps=options.steps)
-    model = pretrain(settings, report=Progress(settings.steps))
+    model = new_model(options.seed) if options.start is None else load_tiny(options.start)
+    for stage in STAGES if options.start is None else STAGES[1:]:
+        pretrain(model, replace(stage, seed=options.seed), report=Progress(stage.steps))
     made = {
-        "seed": settings.seed,
-        "steps": settings.steps,
+        "seed": options.seed,
+        "steps": [stage.steps for stage in STAGES],
         "torch": str(torch.__version__),
         "license": "MIT",
         "origin": "trained by scripts/make_tiny_model.py on generated tasks",
+        "shown": SHOWN,
     }
-    save_tiny(model, options.folder, extra=made)
-    digest = hashlib.sha256((options.folder / WEIGHTS_FILE).read_bytes()).hexdigest()
-    print(f"{options.folder / WEIGHTS_FILE}: {sum(weight.numel() for weight in model.state().values()):,} numbers")
-    print(f"sha256 {digest}")
+    write(model, options.folder, made)
+
+
+def write(model: TinyModel, folder: Path, made: dict[str, object]) -> None:
+    """Leave the weights and their description as the package has them, and print their digest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as whole:
+        save_tiny(model, Path(whole), extra=made)
+        shutil.copy(Path(whole) / DESCRIPTION_FILE, folder)
+    file = folder / BARE_WEIGHTS_FILE
+    file.write_bytes(save(model.state()))
+    print(f"{file}: {sum(weight.numel() for weight in model.state().values()):,} numbers")
+    print(f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}")
 
 
 if __name__ == "__main__":

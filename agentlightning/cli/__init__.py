@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 INTERRUPTED = 130
 """What shells give for a program that Ctrl-C has ended."""
 COMMANDS = {
-    "demo": "watch an agent learn, in about a minute",
+    "demo": "watch an agent learn, in a minute or two",
     "store": "serve a store, look into it, copy it, move it",
     "dashboard": "look at a store in the browser",
     "why": "tell what a run gained, or why it gained nothing",

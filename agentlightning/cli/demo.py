@@ -1,45 +1,54 @@
 """`agl demo`: watch an agent learn from reward alone, on this machine, with nothing to download."""
 
 import argparse
+import asyncio
 import importlib.util
+import random
 import shlex
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from agentlightning.adapter import TraceToMessages
-from agentlightning.algorithm.batches import FinishedRollout
-from agentlightning.algorithm.intervals import Estimate
 from agentlightning.cli import INTERRUPTED
-from agentlightning.cli.command import Command, CommandParser, finite_number, named_path, positive_number
+from agentlightning.cli.command import Command, CommandParser, finite_number, named_path, positive_number, print_json
+from agentlightning.cli.demo_report import SIDES, Example, PhaseSentinel, Report, read_report, show_report, skills_of
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
+from agentlightning.litagent import rollout
+from agentlightning.store import SqliteLightningStore
+from agentlightning.types import Rollout
 from agentlightning.utils.installation import install_command
 
 __all__ = ["COMMAND", "main"]
 
 EXAMPLE: Final = "calc_x"
-TRAINING_TASKS: Final = 20_000
-HELD_OUT_TASKS: Final = 256
+QUESTIONS: Final = 3
+TRAINING_QUESTIONS: Final = 20_000
+HELD_OUT_TASKS: Final = 128
+TASKS_PER_STEP: Final = {1: 16, 2: 12, 3: 10}
+"""By the questions of a task."""
+TEMPERATURE: Final = 1.0
+"""Of training and of every measurement."""
 TARGET: Final = 0.97
-MOST_STEPS: Final = 120
-SHOWN: Final = 2
+ANSWERS, RANDOM = "answers", "random"
+MOST_STEPS: Final = {ANSWERS: 120, RANDOM: 30}
+"""By the reward; random ones never reach the target."""
 CHECKPOINTS: Final = "checkpoints"
 SEED_DIGITS: Final = 9
 MEGABYTE: Final = 1e6
 
 EXAMPLES = """\
 examples:
-  agl demo                             about a minute on two cores
+  agl demo                             a minute or two on two cores
+  agl demo --questions 1               the easier task: one question in a conversation
+  agl demo --reward random             the control: rewards that say nothing, and nothing is learned
   agl demo --folder calc --seed 3      keep the store and the trained model in the folder calc
   agl serve calc/model                 serve what it learned
 """
@@ -56,7 +65,20 @@ def _add_arguments(parser: CommandParser) -> None:
         help="of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that runs of the "
         "same seed take different numbers of steps",
     )
-    parser.add_argument("--steps", type=positive_number, default=MOST_STEPS, help="at most")
+    parser.add_argument(
+        "--questions", type=int, choices=tuple(TASKS_PER_STEP), default=QUESTIONS, help="in one conversation"
+    )
+    parser.add_argument(
+        "--reward",
+        choices=tuple(MOST_STEPS),
+        default=ANSWERS,
+        help="the share of right answers, or the control: 0 or 1 by chance, from which nothing can be learned",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive_number,
+        help=f"at most; {MOST_STEPS[ANSWERS]}, or {MOST_STEPS[RANDOM]} with random rewards",
+    )
     parser.add_argument("--target", type=_target, default=TARGET, help="mean reward to stop at")
     parser.add_argument("--runners", type=positive_number, default=1, help="processes that run the agent")
     parser.add_argument("--concurrency", type=positive_number, default=24, help="rollouts at once in each")
@@ -101,42 +123,54 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.folder is None and not any(folder.iterdir()):  # it failed before it began
             folder.rmdir()
     if algorithm.result is None:  # Ctrl-C ends a training, and not with an error
-        stopped = f"Stopped; {_way_on(folder, is_temporary=arguments.folder is None)}"
+        stopped = f"Stopped; {_way_on(arguments, folder)}"
         Console(stderr=True).print(stopped, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if arguments.folder is None:  # nobody will resume from there, and the trained model is written
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    if not arguments.json:
-        console = Console()
-        _show(console, algorithm, folder, time.monotonic() - began)
+    report = asyncio.run(_read(folder, arguments.questions))
+    seconds = time.monotonic() - began
+    if arguments.json:
+        settings = {name: getattr(arguments, name) for name in ("questions", "reward", "seed")}
+        settings |= {"temperature": TEMPERATURE, "seconds": round(seconds, 1), "folder": str(folder)}
+        print_json({"event": "report", **settings, **report.as_event()})
+    else:
+        _show(report, algorithm, folder, seconds)
         left = _left(folder, is_temporary=arguments.folder is None)
-        console.print(left, markup=False, highlight=False, soft_wrap=True)
+        Console().print(left, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def _way_on(folder: Path, *, is_temporary: bool) -> str:
+def _way_on(arguments: argparse.Namespace, folder: Path) -> str:
     """How to continue a training that was stopped; a temporary folder without a checkpoint is of no use and goes."""
+    again = "agl demo"
+    for name, default in (("questions", QUESTIONS), ("reward", ANSWERS)):
+        if getattr(arguments, name) != default:
+            again += f" --{name} {getattr(arguments, name)}"
     if is_checkpoints(folder / CHECKPOINTS):
-        return f"go on with: agl demo --folder {folder} --resume"
-    if is_temporary:
+        return f"go on with: {again} --folder {folder} --resume"
+    if arguments.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
-    again = "agl demo" if is_temporary else f"agl demo --folder {folder}"
-    return f"there is no checkpoint yet, so begin again with: {again}"
+        return f"there is no checkpoint yet, so begin again with: {again}"
+    return f"there is no checkpoint yet, so begin again with: {again} --folder {folder}"
 
 
 def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
     from agentlightning.algorithm.grpo import GRPO
     from agentlightning.trainer import Trainer
 
-    tasks = _part("tasks")
     algorithm = GRPO(
         "tiny",
-        steps=arguments.steps,
+        tasks_per_step=TASKS_PER_STEP[arguments.questions],
+        steps=arguments.steps or MOST_STEPS[arguments.reward],
         target_reward=arguments.target,
+        temperature=TEMPERATURE,
+        validation_temperature=TEMPERATURE,
         seed=arguments.seed,
         output=folder / "model",
         checkpoints=folder / CHECKPOINTS,
         resume=arguments.resume,
+        sentinel=PhaseSentinel(load_example()),
     )
     trainer = Trainer(
         algorithm=algorithm,
@@ -147,11 +181,33 @@ def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
         progress="json" if arguments.json else "auto",
     )
     trainer.fit(
-        _part("calc_agent").solve,
-        train_dataset=tasks.tasks(TRAINING_TASKS, held_out=False, seed=arguments.seed),
-        val_dataset=tasks.tasks(HELD_OUT_TASKS, held_out=True),
+        with_random_reward if arguments.reward == RANDOM else load_example().agent.solve_all,
+        train_dataset=training_tasks(arguments.questions, arguments.seed),
+        val_dataset=held_out_tasks(arguments.questions),
     )
     return algorithm
+
+
+@rollout
+def with_random_reward(task: dict[str, list[str]], rollout: Rollout) -> float:
+    """The agent of the example, with a reward that has nothing to do with its answers."""
+    load_example().agent.solve_all(task)
+    return float(random.Random(rollout.rollout_id).randrange(2))
+
+
+def training_tasks(questions: int, seed: int) -> Any:
+    """Tasks of so many questions, none of which is held out."""
+    count = TRAINING_QUESTIONS // questions
+    return load_example().tasks.conversations(count, questions=questions, held_out=False, seed=seed)
+
+
+def held_out_tasks(questions: int) -> Any:
+    """The tasks with which every training is measured."""
+    return load_example().tasks.conversations(HELD_OUT_TASKS, questions=questions, held_out=True)
+
+
+def load_example() -> Example:
+    return Example(*(_part(name) for name in ("calc_agent", "tasks", "phases")))
 
 
 def _part(name: str) -> ModuleType:
@@ -168,19 +224,23 @@ def _part(name: str) -> ModuleType:
 # ---------------------------------------------------------------------- showing
 
 
-def _show(console: Console, algorithm: Any, folder: Path, seconds: float) -> None:
-    table = Table(title=f"Reward on {HELD_OUT_TASKS} held-out tasks")
-    for column in ("", "mean", "95 % interval", "failed"):
-        table.add_column(column)
-    for name, found in (("before", algorithm.baseline), ("after", algorithm.result)):
-        if isinstance(found, Estimate):
-            table.add_row(name, f"{found.mean:.3f}", f"{found.low:.3f} to {found.high:.3f}", str(found.failed))
-    console.print(table)
+async def _read(folder: Path, questions: int) -> Report:
+    example = load_example()
+    sums = [one.removesuffix("?") for task in held_out_tasks(questions) for one in task["questions"]]
+    models = zip(SIDES, ("tiny", str(folder / "model")), strict=True)
+    skills = {side: skills_of(model, example, sums[:HELD_OUT_TASKS], TEMPERATURE) for side, model in models}
+    store = SqliteLightningStore(folder / "runs.db")
+    try:
+        return await read_report(store, example, HELD_OUT_TASKS, skills)
+    finally:
+        await store.close()
+
+
+def _show(report: Report, algorithm: Any, folder: Path, seconds: float) -> None:
+    console = Console()
+    show_report(console, report)
     progress = algorithm.progress
-    validation = HELD_OUT_TASKS * len(algorithm.examples)
-    rollouts = f"{progress.rollouts + validation:,}, with {validation:,} for validation"
-    console.print(f"Steps: {progress.step}. Rollouts: {rollouts}. Seconds in all: {seconds:.0f}.\n")
-    _show_conversations(console, algorithm.examples)
+    console.print(f"Steps: {progress.step}. Training rollouts: {progress.rollouts:,}. Seconds in all: {seconds:.0f}.\n")
     console.print(f"The store:         {escape(str(folder / 'runs.db'))}", soft_wrap=True)
     console.print(f"  the dashboard:   agl dashboard {escape(str(folder / 'runs.db'))}", soft_wrap=True)
     console.print(f"The trained model: {escape(str(folder / 'model'))}", soft_wrap=True)
@@ -196,31 +256,6 @@ def _left(folder: Path, *, is_temporary: bool) -> str:
     size = sum(file.stat().st_size for file in files)
     removed = shlex.join(map(str, [folder] if is_temporary else sorted(parts)))
     return f"Left: {size / MEGABYTE:.0f} MB in {folder}; remove it with: rm -r {removed}"
-
-
-def _show_conversations(console: Console, validations: Sequence[Sequence[FinishedRollout]]) -> None:
-    """The same tasks, before and after."""
-    if len(validations) < 2:
-        return
-    for before, after in list(zip(validations[0], validations[-1], strict=False))[:SHOWN]:
-        console.print(f"[bold]{escape(str(before.rollout.input['question']))}[/bold]")
-        for name, one in (("before", before), ("after", after)):
-            console.print(f"  {name} (reward {one.reward}): {escape(_conversation(one))}", soft_wrap=True)
-    console.print()
-
-
-def _conversation(one: FinishedRollout) -> str:
-    """What was said in answer to the task, in one line; the last call of a trace repeats all that came before."""
-    conversations = TraceToMessages().adapt(one.spans)
-    if not conversations:
-        return "nothing"
-    said: list[str] = []
-    for message in conversations[-1]["messages"][1:]:
-        calls = [call["function"] for call in message.get("tool_calls") or ()]
-        said += [f"{call['name']}({call['arguments']})" for call in calls]
-        if message.get("content"):
-            said.append(("→ " if message["role"] == "tool" else "says ") + str(message["content"]))
-    return " ".join(said) or "nothing"
 
 
 COMMAND = Command(

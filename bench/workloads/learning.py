@@ -4,7 +4,7 @@ Each seed is a process of its own with everything that a training has: a SQLite 
 own, the LLM proxy, the engine, and the calculator agent with the `openai` package. The held-out tasks are tried before
 the first step, every few steps, and after the last, sampled as in training; the clock starts with the first step.
 Without `--seed`, all seeds are run one after the other, and with `--output` the table in a page of the documentation is
-written anew.
+written anew. `--figures` makes the table of lines that runs with `--seed` have printed, maybe on another machine.
 """
 
 import argparse
@@ -27,20 +27,14 @@ import psutil
 
 logging.disable(logging.WARNING)
 
-ROOT = Path(__file__).parent.parent.parent
-EXAMPLE = ROOT / "examples" / "calc_x"
 SEEDS = 10
-TRAINING_TASKS = 20_000
-HELD_OUT_TASKS = 256
 ENOUGH = 0.90
 BASE_AT_MOST = 0.05
 SECONDS_AT_MOST = 90.0
-MOST_STEPS = 120
-TARGET = 0.97
-VALIDATION: dict[str, Any] = {"validate_every": 5, "validation_temperature": 1.0}
+VALIDATE_EVERY = 5
 SEED_SECONDS = 900.0
 LOOK_SECONDS = 1.0
-BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+BEGIN, END = "<!-- table of {} -->", "<!-- end of table -->"
 
 
 @dataclass(frozen=True)
@@ -55,12 +49,16 @@ class Mark:
     high: float
     calls: int
     """Model calls that the engine had answered by then."""
+    cpu: float
+    """CPU seconds of all processes by then."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, help="run this one here, and print its figures as one JSON line")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, from 0 on (default: %(default)s)")
+    parser.add_argument("--questions", type=int, default=3, help="in one conversation (default: %(default)s)")
+    parser.add_argument("--figures", type=Path, help="a file with lines of figures, of which the table is made")
     parser.add_argument("--runners", type=int, default=1)
     parser.add_argument("--concurrency", type=int, default=24)
     parser.add_argument("--output", type=Path, help="a page of the documentation whose table is written anew")
@@ -68,11 +66,14 @@ def main() -> None:
     if options.seed is not None:
         print(json.dumps(trained(options)), flush=True)
         return
-    found = [of_seed(seed, options) for seed in range(options.seeds)]
+    if options.figures is not None:
+        found = [json.loads(line) for line in options.figures.read_text(encoding="utf-8").splitlines() if line]
+    else:
+        found = [of_seed(seed, options) for seed in range(options.seeds)]
     lines = table(found)
     print("\n".join(lines))
     if options.output is not None:
-        write(options.output, lines)
+        write(options.output, lines, BEGIN.format(options.questions))
     sys.exit(0 if all(is_passed(figures) for figures in found) else 1)
 
 
@@ -81,13 +82,10 @@ def main() -> None:
 
 def trained(options: argparse.Namespace) -> dict[str, Any]:
     """Train with one seed in this process and those it starts."""
-    sys.path.insert(0, str(EXAMPLE))
-    import calc_agent
-    import tasks
-
     import agentlightning as agl
+    from agentlightning.cli import demo
 
-    algorithm = timed(options.seed)
+    algorithm = timed(options)
     with tempfile.TemporaryDirectory(prefix="agl-learning-") as folder, Watch() as watch:
         algorithm.at_start = watch.reset
         trainer = agl.Trainer(
@@ -99,20 +97,31 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
             progress="off",
         )
         trainer.fit(
-            calc_agent.solve,
-            train_dataset=tasks.tasks(TRAINING_TASKS, held_out=False, seed=options.seed),
-            val_dataset=tasks.tasks(HELD_OUT_TASKS, held_out=True),
+            demo.load_example().agent.solve_all,
+            train_dataset=demo.training_tasks(options.questions, options.seed),
+            val_dataset=demo.held_out_tasks(options.questions),
         )
     return figures_of(options, algorithm, watch)
 
 
-def timed(seed: int) -> Any:
+def timed(options: argparse.Namespace) -> Any:
     """The demo's algorithm, with validations in between and a note of each."""
     from agentlightning.algorithm.grpo import GRPO
+    from agentlightning.cli import demo
 
     class Timed(GRPO):
         def __init__(self) -> None:
-            super().__init__("tiny", seed=seed, steps=MOST_STEPS, target_reward=TARGET, **VALIDATION)
+            super().__init__(
+                "tiny",
+                seed=options.seed,
+                tasks_per_step=demo.TASKS_PER_STEP[options.questions],
+                steps=demo.MOST_STEPS[demo.ANSWERS],
+                target_reward=demo.TARGET,
+                temperature=demo.TEMPERATURE,
+                validation_temperature=demo.TEMPERATURE,
+                validate_every=VALIDATE_EVERY,
+                sentinel=demo.PhaseSentinel(demo.load_example()),
+            )
             self.marks: list[Mark] = []
             self.at_start: Any = None
 
@@ -129,6 +138,7 @@ def timed(seed: int) -> Any:
                     found.low,
                     found.high,
                     int(status["engine"]["requests"]),
+                    cpu_seconds(),
                 )
             )
             if self.progress.step == 0:
@@ -144,6 +154,9 @@ def figures_of(options: argparse.Namespace, algorithm: Any, watch: "Watch") -> d
     reached = next((mark for mark in marks[1:] if mark.mean >= ENOUGH), None)
     figures: dict[str, Any] = {
         "seed": options.seed,
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
         "runners": options.runners,
         "concurrency": options.concurrency,
         "base": [start.mean, start.low, start.high],
@@ -161,7 +174,16 @@ def figures_of(options: argparse.Namespace, algorithm: Any, watch: "Watch") -> d
         figures["seconds_reached"] = round(reached.ended - start.ended, 1)
         figures["seconds_reached_without_validation"] = round(reached.ended - start.ended - validating, 1)
         figures["calls_reached"] = reached.calls - start.calls
+        figures["cpu_seconds_reached"] = round(reached.cpu - start.cpu, 1)
     return figures
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has started and that still run."""
+    here = psutil.Process()
+    return sum(
+        times.user + times.system for times in (one.cpu_times() for one in [here, *here.children(recursive=True)])
+    )
 
 
 class Watch:
@@ -224,7 +246,7 @@ def kind_of(thread: str) -> str:
 
 def of_seed(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--seed", str(seed), "--runners", str(options.runners)]
-    command += ["--concurrency", str(options.concurrency)]
+    command += ["--concurrency", str(options.concurrency), "--questions", str(options.questions)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=SEED_SECONDS, check=True)
     figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     print(f"seed {seed}: {json.dumps({key: figures[key] for key in figures if key != 'curve'})}", file=sys.stderr)
@@ -241,19 +263,17 @@ def is_passed(figures: dict[str, Any]) -> bool:
 
 def table(found: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| seed | base | after | steps | calls | s to 0.90 | less validations | steps to it | calls to it | s in all |",
+        "| seed | base | after | steps | calls | s to 0.90 | CPU s to it | less validations | steps to it | s in all |",
         "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in found:
-        base, after = (f"{one[name][0]:.3f} [{one[name][1]:.3f}, {one[name][2]:.3f}]" for name in ("base", "after"))
-        cells = [one["seed"], base, after, one["steps"], f"{one['calls']:,}", one.get("seconds_reached", "not reached")]
-        cells += [one.get("seconds_reached_without_validation", ""), one.get("step_reached", "")]
-        cells += [f"{one['calls_reached']:,}" if "calls_reached" in one else "", one["seconds"]]
+        cells = [one["seed"], interval(one["base"]), interval(one["after"]), one["steps"], f"{one['calls']:,}"]
+        cells += [one.get("seconds_reached", "not reached"), one.get("cpu_seconds_reached", "")]
+        cells += [one.get("seconds_reached_without_validation", ""), one.get("step_reached", ""), one["seconds"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    passed = sum(map(is_passed, found))
     lines += [
         "",
-        f"{passed} of {len(found)} seeds meet the bar.",
+        f"{sum(map(is_passed, found))} of {len(found)} seeds meet the bar.",
         "",
         "CPU seconds from the first step to the end:",
         "",
@@ -264,18 +284,23 @@ def table(found: list[dict[str, Any]]) -> list[str]:
     for name in names:
         total = sum(one["cpu_seconds"].get(name, 0.0) for one in found)
         lines.append(f"| {name} | {total / len(found):.1f} s | {1000 * total / calls:.2f} ms |")
-    machine = f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
-    return [*lines, "", f"{machine}; {found[0]['runners']} runner(s) with {found[0]['concurrency']} rollouts at once."]
+    one = found[-1]
+    machine = f"Python {one['python']}, {one['cpus']} cores, load {one['load']:.1f} at the end"
+    return [*lines, "", f"{machine}; {one['runners']} runner(s) with {one['concurrency']} rollouts at once."]
 
 
-def write(page: Path, lines: list[str]) -> None:
+def interval(found: list[float]) -> str:
+    return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
+
+
+def write(page: Path, lines: list[str], begin: str) -> None:
     """Put the table where the page has its marks."""
     text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
+    before, _, rest = text.partition(begin)
     _, _, behind = rest.partition(END)
     if not behind:
-        raise SystemExit(f"'{page}' has no place for a table: the lines '{BEGIN}' and '{END}'.")
-    page.write_text("\n".join([before + BEGIN, *lines, END]) + behind, encoding="utf-8")
+        raise SystemExit(f"'{page}' has no place for a table: the lines '{begin}' and '{END}'.")
+    page.write_text("\n".join([before + begin, *lines, END]) + behind, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,20 +29,32 @@ client = OpenAI(
 
 def solve(task: dict[str, str]) -> float:
     """Work on one task, `{"question": "37+58?", "answer": "95"}`; 1.0 if the answer is right, else 0.0."""
-    return float(answer(task["question"]).strip() == task["answer"])
+    return solve_all({"questions": [task["question"]], "answers": [task["answer"]]})
 
 
-def answer(question: str) -> str:
-    """What the agent answers; nothing, if it is still calling the tool after three turns."""
-    messages: list[Any] = [{"role": "user", "content": question}]
+def solve_all(task: dict[str, list[str]]) -> float:
+    """Work on several questions in one conversation; the share of them that was answered right."""
+    messages: list[Any] = []
+    right = 0
+    for question, expected in zip(task["questions"], task["answers"], strict=True):
+        messages.append({"role": "user", "content": question})
+        right += answer(messages).strip() == expected
+    return right / len(task["questions"])
+
+
+def answer(messages: list[Any]) -> str:
+    """What the agent answers to the last message; nothing, if it is still calling the tool after three turns.
+
+    Everything that is said on the way is added to the messages.
+    """
     for _ in range(MOST_TURNS):
         completion = client.chat.completions.create(
             model=os.environ.get("CALC_MODEL", "tiny"), messages=messages, tools=[CALCULATOR], max_tokens=MOST_TOKENS
         )
         message = completion.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:
             return message.content or ""
-        messages.append(message.model_dump(exclude_none=True))
         messages.extend(
             {"role": "tool", "tool_call_id": call.id, "content": calculated(call.function.arguments)}
             for call in message.tool_calls

@@ -26,3 +26,10 @@ def tasks(count: int, *, held_out: bool, seed: int = 0) -> list[dict[str, str]]:
     ]
     random.Random(seed).shuffle(chosen)
     return chosen[:count]
+
+
+def conversations(count: int, *, questions: int, held_out: bool, seed: int = 0) -> list[dict[str, list[str]]]:
+    """So many tasks of several questions each; no question is in two of them."""
+    single = tasks(count * questions, held_out=held_out, seed=seed)
+    groups = [single[start : start + questions] for start in range(0, len(single) - questions + 1, questions)]
+    return [{f"{name}s": [task[name] for task in group] for name in ("question", "answer")} for group in groups]

@@ -1,4 +1,4 @@
-"""Train the calculator agent: what `agl demo` does, as a script of your own.
+"""Train the calculator agent on three questions in one conversation: what `agl demo` does, as a script of your own.
 
     python train.py [--steps 40] [--folder calc]
 
@@ -14,8 +14,9 @@ import tasks
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPO
 
-TRAINING_TASKS = 20_000
-HELD_OUT_TASKS = 256
+QUESTIONS = 3
+TRAINING_TASKS = 6_000
+HELD_OUT_TASKS = 128
 
 
 def main() -> None:
@@ -28,9 +29,11 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     algorithm = GRPO(
         "tiny",
+        tasks_per_step=10,
         steps=options.steps,
         target_reward=0.97,
         validate_every=10,
+        validation_temperature=1.0,  # as in training
         output=options.folder / "model",
         checkpoints=options.folder / "checkpoints",
         resume=options.resume,
@@ -42,9 +45,9 @@ def main() -> None:
         runner={"type": "agentlightning.LitAgentRunner", "max_concurrency": 24},
     )
     trainer.fit(
-        calc_agent.solve,
-        train_dataset=tasks.tasks(TRAINING_TASKS, held_out=False),
-        val_dataset=tasks.tasks(options.held_out, held_out=True),
+        calc_agent.solve_all,
+        train_dataset=tasks.conversations(TRAINING_TASKS, questions=QUESTIONS, held_out=False),
+        val_dataset=tasks.conversations(options.held_out, questions=QUESTIONS, held_out=True),
     )
     print(f"held-out reward before: {algorithm.baseline}")
     print(f"held-out reward after:  {algorithm.result}")

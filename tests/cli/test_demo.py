@@ -1,10 +1,12 @@
 """`agl demo`: a training that ends, shows what it learned, and leaves what it says it leaves."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,9 +40,13 @@ def test_demo_shows_before_and_after_and_goes_on_from_its_folder(tmp_path: Path)
 
     shown = demo("--folder", str(tmp_path / "calc"), "--steps", "1")
 
-    assert f"Reward on {HELD_OUT_TASKS} held-out tasks" in shown
-    assert shown.count("before (reward 0.0)") >= 1
-    assert f"Steps: 1. Rollouts: {128 + 2 * HELD_OUT_TASKS}, with {2 * HELD_OUT_TASKS} for validation." in shown
+    assert f"{3 * HELD_OUT_TASKS} held-out questions, sampled as in training" in shown
+    for phase in ("calls the tool", "right expression", "then uses the result", "solved"):
+        assert phase in shown
+    assert re.search(r"before  .* \(a (guess|wrong call)\)", shown)
+    assert re.search(r"Gain, task by task: [-+]0\.\d+ \[", shown)
+    assert re.search(r"Still can: say 0\.\d+ \(was ", shown) or "Still can: say 1.00" in shown
+    assert "Steps: 1. Training rollouts: 80." in shown
     assert f"agl serve {tmp_path / 'calc' / 'model'}" in shown.replace("\n", "")
     assert (tmp_path / "calc" / "runs.db").is_file()
     model, _ = load(str(tmp_path / "calc" / "model"))
@@ -51,10 +57,46 @@ def test_demo_shows_before_and_after_and_goes_on_from_its_folder(tmp_path: Path)
         for line in demo("--folder", str(tmp_path / "calc"), "--steps", "2", "--resume", "--json").splitlines()
     ]
 
-    assert [event["event"] for event in events[-2:]] == ["summary", "verdict"]
+    assert [event["event"] for event in events[-3:]] == ["summary", "verdict", "report"]
+    check_report(events[-1], steps=2, questions=3)
     assert (
         sorted(path.name for path in (tmp_path / "calc" / "checkpoints" / "tiny").glob("step-*"))[-1] == "step-000002"
     )
+
+
+def check_report(report: dict[str, Any], *, steps: int, questions: int) -> None:
+    """Everything that the tables show is there, of all runs of a training."""
+    assert report["temperature"] == 1.0
+    for side in ("before", "after"):
+        assert report[side]["reward"]["n"] == HELD_OUT_TASKS
+        assert set(report[side]["phases"]) == {"calls_tool", "right_expression", "uses_result", "solved"}
+        assert set(report["still_can"][side]) == {"say", "run"}
+    assert report["still_can"]["before"]["run"] > 0.9
+    assert {"mean", "low", "high", "verdict"} <= report["gain"].keys()
+    assert [point["step"] for point in report["steps"]] == list(range(1, steps + 1))
+    assert all({"reward/mean", "calls_tool", "solved"} <= point.keys() for point in report["steps"])
+    wrong = report["conversations"][0]["before"]
+    assert len(wrong) == questions
+    assert {one["kind"] for one in wrong} - {"solved"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_SECONDS)
+def test_the_control_is_trained_with_rewards_by_chance_and_gains_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the demo trains a model")
+
+    *_, verdict, report = map(
+        json.loads,
+        demo(
+            "--reward", "random", "--questions", "1", "--steps", "1", "--folder", str(tmp_path), "--json"
+        ).splitlines(),
+    )
+
+    check_report(report, steps=1, questions=1)
+    assert (report["reward"], report["questions"]) == ("random", 1)
+    assert verdict["sentence"].startswith("Nothing was gained")
+    assert 0.2 < report["steps"][0]["reward/mean"] < 0.8  # of 128 coins
+    assert report["steps"][0]["solved"] < 0.1
 
 
 @pytest.mark.slow
@@ -112,9 +154,53 @@ def test_agent_of_the_demo_does_not_know_us_and_tests_are_apart() -> None:
     tasks = _part("tasks")
     source = Path(_part("calc_agent").__file__ or "").read_text(encoding="utf-8")
 
-    trained = {task["question"] for task in tasks.tasks(20_000, held_out=False, seed=3)}
-    tested = {task["question"] for task in tasks.tasks(256, held_out=True)}
+    trained, tested = (
+        [question for task in tasks.conversations(count, questions=3, **which) for question in task["questions"]]
+        for count, which in ((6_666, {"held_out": False, "seed": 3}), (128, {"held_out": True}))
+    )
 
     assert "agentlightning" not in source
-    assert len(tested) == 256
-    assert not trained & tested
+    assert len(set(tested)) == len(tested) == 3 * 128
+    assert not set(trained) & set(tested)
+
+
+@pytest.mark.parametrize(
+    ("replies", "reached", "kind"),
+    [
+        ([("assistant", "12")], "", "a guess"),
+        ([("assistant", "7")], "solved", "solved"),
+        (
+            [("call", "3+4"), ("tool", "7"), ("assistant", "7")],
+            "calls_tool right_expression uses_result solved",
+            "solved",
+        ),
+        ([("call", "3+4"), ("tool", "7"), ("assistant", "ok")], "calls_tool right_expression", "result not used"),
+        ([("call", "3-4"), ("tool", "-1"), ("assistant", "-1")], "calls_tool uses_result", "a wrong call"),
+        ([("call", "3+4"), ("tool", "7"), ("call", "3+4")], "calls_tool right_expression", "result not used"),
+        ([("call", "?"), ("tool", "error"), ("assistant", "7")], "calls_tool solved", "solved"),
+        ([], "", "a guess"),
+    ],
+)
+def test_phases_are_read_off_a_conversation(replies: list[tuple[str, str]], reached: str, kind: str) -> None:
+    phases = _part("phases")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    messages.append({"role": "user", "content": "3+4?"})
+    for role, text in replies:
+        function = {"name": "calculator", "arguments": json.dumps({"expression": text})}
+        said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+        messages.append(said if role == "call" else {"role": role, "content": text})
+
+    first, outcome = phases.outcomes(messages, {"questions": ["1+1?", "3+4?"], "answers": ["2", "7"]})
+
+    assert first.solved
+    assert [phase for phase in phases.PHASES if getattr(outcome, phase)] == reached.split()
+    assert outcome.kind == kind
+
+
+def test_using_the_result_is_counted_among_right_calls_alone() -> None:
+    phases = _part("phases")
+    ways = [(True, True, True), (True, True, False), (True, False, True), (False, False, False)]
+    found = [phases.Outcome("3+4?", *way, solved=all(way), text="") for way in ways]
+
+    assert phases.shares(found) == {"calls_tool": 0.75, "right_expression": 0.5, "uses_result": 0.5, "solved": 0.25}
+    assert phases.shares([]) == dict.fromkeys(phases.PHASES, 0.0)

@@ -26,13 +26,13 @@ from agentlightning.engine.tiny.tokenizer import CALL, END, NAMED, PAD, VOCABULA
 from agentlightning.errors import EngineError
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = ["DESCRIPTION_FILE", "SHIPPED_FOLDER", "WEIGHTS_FILE", "load_tiny", "save_tiny"]
+__all__ = ["BARE_WEIGHTS_FILE", "DESCRIPTION_FILE", "SHIPPED_FOLDER", "WEIGHTS_FILE", "load_tiny", "save_tiny"]
 
 DESCRIPTION_FILE: Final = "tiny.json"
 WEIGHTS_FILE: Final = "model.safetensors"
 SHIPPED_FOLDER: Final = Path(__file__).parent
 """Where the weights of the package lie."""
-_BARE_WEIGHTS_FILE: Final = "weights.safetensors"
+BARE_WEIGHTS_FILE: Final = "weights.safetensors"
 _FORMAT: Final = 1
 _TEMPLATE_FILE: Final = Path(__file__).parent / "chat_template.jinja"
 _WHOLE: Final = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight"}
@@ -53,8 +53,8 @@ def load_tiny(folder: Path = SHIPPED_FOLDER, *, device: str | torch.device = "cp
         shape = TinyShape(**description["shape"])
         with torch.random.fork_rng(devices=[]):
             model = TinyModel(shape, name=str(description["name"]))
-        if (folder / _BARE_WEIGHTS_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file():
-            weights = load_file(folder / _BARE_WEIGHTS_FILE)
+        if (folder / BARE_WEIGHTS_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file():
+            weights = load_file(folder / BARE_WEIGHTS_FILE)
         else:
             weights = _from_starcoder2(load_file(folder / WEIGHTS_FILE), shape)
     except EngineError:
@@ -80,7 +80,7 @@ def save_tiny(model: TinyModel, folder: Path, *, extra: JsonMapping | None = Non
     }
     weights = _to_starcoder2(model.state(), model.shape)
     (folder / WEIGHTS_FILE).write_bytes(save(weights, metadata={"format": "pt"}))  # without which transformers refuses
-    (folder / _BARE_WEIGHTS_FILE).unlink(missing_ok=True)  # an older copy, if the folder had one
+    (folder / BARE_WEIGHTS_FILE).unlink(missing_ok=True)  # an older copy, if the folder had one
     for name, text in _described_files(model.shape).items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")

@@ -121,7 +121,7 @@ async def attempts_of(store: LightningStoreClient, ids: list[str]) -> list[Attem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--n-runners", "2"), ("--max-concurrency", "4")], ids=str)
+@pytest.mark.parametrize("options", [("--max-concurrency", "4"), ("--n-runners", "2")], ids=str)
 async def test_it_works_for_a_store_and_leaves_with_ctrl_c(join: Any, options: tuple[str, ...]) -> None:
     with ServerProcess() as server:
         async with LightningStoreClient(server.url) as store:

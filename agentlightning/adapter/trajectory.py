@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 
+@dataclass(eq=False, repr=False)
 class TraceToTrajectory(TraceAdapter[Trajectory]):
     """The spans of one attempt as one trajectory.
 
@@ -66,15 +67,9 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
         reward_match: where the reward of a call is looked for.
     """
 
-    def __init__(
-        self,
-        llm_call_match: str = ANY_CALL_MATCH,
-        agent_match: str | AgentMatcher | None = None,
-        reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
-    ) -> None:
-        self.llm_call_match = llm_call_match
-        self.agent_match = agent_match
-        self.reward_match = reward_match
+    llm_call_match: str = ANY_CALL_MATCH
+    agent_match: str | AgentMatcher | None = None
+    reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE
 
     def adapt(self, source: Sequence[SpanLike], /) -> Trajectory:
         """What the attempt gives to learn from; the order of the spans does not matter.

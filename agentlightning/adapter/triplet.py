@@ -5,6 +5,7 @@ LLM proxy recorded; its spans may come from machines whose clocks disagree, so i
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import BaseModel
 
@@ -66,6 +67,7 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
     """Any adapter that makes triplets."""
 
 
+@dataclass(eq=False, repr=False)
 class TracerTraceToTriplet(TraceToTripletBase):
     """Triplets from the spans of a tracer.
 
@@ -78,21 +80,12 @@ class TracerTraceToTriplet(TraceToTripletBase):
         reward_match: where the reward of a call is looked for.
     """
 
-    def __init__(
-        self,
-        repair_hierarchy: bool = True,
-        llm_call_match: str = LLM_CALL_MATCH,
-        agent_match: str | AgentMatcher | None = None,
-        exclude_llm_call_in_reward: bool = True,
-        reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
-        _skip_empty_token_spans: bool = False,
-    ) -> None:
-        self.repair_hierarchy = repair_hierarchy
-        self.llm_call_match = llm_call_match
-        self.agent_match = agent_match
-        self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
-        self.reward_match = reward_match
-        self._skip_empty_token_spans = _skip_empty_token_spans
+    repair_hierarchy: bool = True
+    llm_call_match: str = LLM_CALL_MATCH
+    agent_match: str | AgentMatcher | None = None
+    exclude_llm_call_in_reward: bool = True
+    reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE
+    _skip_empty_token_spans: bool = False
 
     def adapt(self, source: Sequence[SpanLike], /) -> list[Triplet]:
         """The model calls of one attempt; no spans at all are a ValueError."""

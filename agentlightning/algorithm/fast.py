@@ -5,6 +5,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from agentlightning.algorithm.base import INITIAL_RESOURCES_ID, Algorithm, Tasks
@@ -34,36 +35,26 @@ class FastAlgorithm(Algorithm):
     """
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Baseline(FastAlgorithm):
     """Sends every task through the agent and logs what came back."""
 
-    def __init__(
-        self,
-        *,
-        n_epochs: int = 1,
-        train_split: float = 0.5,
-        polling_interval: float = 5.0,
-        max_queue_length: int = 4,
-        span_verbosity: SpanVerbosity = "keys",
-    ) -> None:
-        """Nothing is sent yet.
+    n_epochs: int = 1
+    """How often each task is sent."""
+    train_split: float = 0.5
+    """Between 0 and 1; accepted and ignored."""
+    polling_interval: float = 5.0
+    """Seconds after which the store is asked again where it has no news of its own."""
+    max_queue_length: int = 4
+    """How many rollouts may wait for a runner before the next task is sent."""
+    span_verbosity: SpanVerbosity = "keys"
+    """What is logged of a span's attributes."""
 
-        Args:
-            n_epochs: How often each task is sent.
-            train_split: Between 0 and 1; accepted and ignored.
-            polling_interval: Seconds after which the store is asked again where it has no news of its own.
-            max_queue_length: How many rollouts may wait for a runner before the next task is sent.
-            span_verbosity: What is logged of a span's attributes.
-        """
-        if not 0 < train_split < 1:
-            raise ConfigurationError(f"train_split must lie between 0 and 1; it is {train_split}.")
-        if max_queue_length < 0:
-            raise ConfigurationError(f"max_queue_length must not be below zero; it is {max_queue_length}.")
-        self.n_epochs = n_epochs
-        self.train_split = train_split
-        self.polling_interval = polling_interval
-        self.max_queue_length = max_queue_length
-        self.span_verbosity = span_verbosity
+    def __post_init__(self) -> None:
+        if not 0 < self.train_split < 1:
+            raise ConfigurationError(f"train_split must lie between 0 and 1; it is {self.train_split}.")
+        if self.max_queue_length < 0:
+            raise ConfigurationError(f"max_queue_length must not be below zero; it is {self.max_queue_length}.")
 
     async def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         samples = [*_samples(train_dataset, "train"), *_samples(val_dataset, "val")]

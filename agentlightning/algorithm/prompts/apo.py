@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 _TaskT = TypeVar("_TaskT")
 
 
+@dataclass(eq=False, repr=False)
 class APO(Algorithm, Generic[_TaskT]):
     """Optimises the prompt templates among the initial resources; `APO[Task](client)` names the type of tasks.
 
@@ -86,54 +88,36 @@ class APO(Algorithm, Generic[_TaskT]):
         _poml_trace: Log every prompt for the optimiser's models as it is rendered, at INFO.
     """
 
-    def __init__(
-        self,
-        async_openai_client: "AsyncOpenAI | None" = None,
-        *,
-        gradient_model: str = "gpt-5-mini",
-        apply_edit_model: str = "gpt-4.1-mini",
-        diversity_temperature: float = 1.0,
-        gradient_batch_size: int = 4,
-        val_batch_size: int = 16,
-        beam_width: int = 4,
-        branch_factor: int = 4,
-        beam_rounds: int = 3,
-        rollout_batch_timeout: float = 3600.0,
-        run_initial_validation: bool = True,
-        alpha: float | None = 0.05,
-        reward_range: tuple[float, float] = (0.0, 1.0),
-        budget: OptimisationBudget | None = None,
-        concurrency: int = 8,
-        seed: int | None = None,
-        state_file: str | Path | None = None,
-        output: str | Path | None = None,
-        _poml_trace: bool = False,
-    ) -> None:
-        self.gradient_model = gradient_model
-        self.apply_edit_model = apply_edit_model
-        self.diversity_temperature = diversity_temperature
-        self.gradient_batch_size = gradient_batch_size
-        self.val_batch_size = val_batch_size
-        self.beam_width = beam_width
-        self.branch_factor = branch_factor
-        self.beam_rounds = beam_rounds
-        self.rollout_batch_timeout = rollout_batch_timeout
-        self.run_initial_validation = run_initial_validation
-        self.alpha = alpha
-        self.reward_range = reward_range
-        self.budget = budget or OptimisationBudget()
-        self.concurrency = concurrency
-        self.seed = seed
-        self.state_file = None if state_file is None else Path(state_file)
-        self.output = None if output is None else Path(output)
+    async_openai_client: "InitVar[AsyncOpenAI | None]" = None
+    _: KW_ONLY
+    gradient_model: str = "gpt-5-mini"
+    apply_edit_model: str = "gpt-4.1-mini"
+    diversity_temperature: float = 1.0
+    gradient_batch_size: int = 4
+    val_batch_size: int = 16
+    beam_width: int = 4
+    branch_factor: int = 4
+    beam_rounds: int = 3
+    rollout_batch_timeout: float = 3600.0
+    run_initial_validation: bool = True
+    alpha: float | None = 0.05
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    budget: OptimisationBudget = None  # type: ignore[assignment] # None is one without limits
+    concurrency: int = 8
+    seed: int | None = None
+    state_file: str | Path | None = None
+    output: str | Path | None = None
+    _poml_trace: bool = False
+
+    def __post_init__(self, async_openai_client: "AsyncOpenAI | None") -> None:
+        self.budget = self.budget or OptimisationBudget()  # type: ignore[truthy-bool] # as above
         for name in ("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "concurrency"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1; it is {getattr(self, name)}.")
-        self.budget.check_models(gradient_model, apply_edit_model)
+        self.budget.check_models(self.gradient_model, self.apply_edit_model)
         self.result: OptimisationResult | None = None
         """How the last run ended."""
         self._optimiser = OptimiserModel(async_openai_client)
-        self._poml_trace = _poml_trace
         self._history_best_prompt: PromptTemplate | None = None
         self._history_best_score = -math.inf
         self._history_best_version: str | None = None

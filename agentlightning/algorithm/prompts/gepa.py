@@ -13,6 +13,7 @@ import random
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +76,7 @@ _SETTINGS: Final = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class GEPA(Algorithm):
     """Evolves the prompt templates among the initial resources.
 
@@ -100,46 +102,32 @@ class GEPA(Algorithm):
         output: A JSON file for the best prompts.
     """
 
-    def __init__(
-        self,
-        model: "AsyncOpenAI | ReflectionModel | None" = None,
-        *,
-        reflection_model: str = "gpt-5-mini",
-        temperature: float = 1.0,
-        iterations: int = 50,
-        patience: int = 15,
-        minibatch_size: int = 4,
-        proposals: int = 1,
-        front_size: int | None = None,
-        alpha: float | None = 0.05,
-        reward_range: tuple[float, float] = (0.0, 1.0),
-        budget: OptimisationBudget | None = None,
-        rollout_batch_timeout: float = 3600.0,
-        seed: int = 0,
-        state_file: str | Path | None = None,
-        output: str | Path | None = None,
-    ) -> None:
+    model: "InitVar[AsyncOpenAI | ReflectionModel | None]" = None
+    _: KW_ONLY
+    reflection_model: str = "gpt-5-mini"
+    temperature: float = 1.0
+    iterations: int = 50
+    patience: int = 15
+    minibatch_size: int = 4
+    proposals: int = 1
+    front_size: int | None = None
+    alpha: float | None = 0.05
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    budget: OptimisationBudget = None  # type: ignore[assignment] # None is one without limits
+    rollout_batch_timeout: float = 3600.0
+    seed: int = 0
+    state_file: str | Path | None = None
+    output: str | Path | None = None
+
+    def __post_init__(self, model: "AsyncOpenAI | ReflectionModel | None") -> None:
         require_gepa()
-        self.reflection_model = reflection_model
-        self.temperature = temperature
-        self.iterations = iterations
-        self.patience = patience
-        self.minibatch_size = minibatch_size
-        self.proposals = proposals
-        self.front_size = front_size
-        self.alpha = alpha
-        self.reward_range = reward_range
-        self.budget = budget or OptimisationBudget()
-        self.rollout_batch_timeout = rollout_batch_timeout
-        self.seed = seed
-        self.state_file = None if state_file is None else Path(state_file)
-        self.output = None if output is None else Path(output)
+        self.budget = self.budget or OptimisationBudget()  # type: ignore[truthy-bool] # as above
         for name in ("iterations", "patience", "minibatch_size", "proposals"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1; it is {getattr(self, name)}.")
-        if front_size is not None and front_size < 1:
-            raise ConfigurationError(f"front_size must be at least 1, or None; it is {front_size}.")
-        PairedComparison(alpha or 0.5, reward_range=reward_range)  # tells what is wrong with them
+        if self.front_size is not None and self.front_size < 1:
+            raise ConfigurationError(f"front_size must be at least 1, or None; it is {self.front_size}.")
+        PairedComparison(self.alpha or 0.5, reward_range=self.reward_range)  # tells what is wrong with them
         if model is not None and not (hasattr(model, "chat") or callable(model)):
             raise ConfigurationError(
                 f"A reflecting model is a client or a function; this is of type {type(model).__name__}."

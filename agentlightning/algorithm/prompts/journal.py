@@ -37,9 +37,9 @@ class RunJournal:
     """
 
     def __init__(
-        self, path: Path | None = None, identity: JsonMapping | None = None, *, algorithm: str = "APO"
+        self, path: str | Path | None = None, identity: JsonMapping | None = None, *, algorithm: str = "APO"
     ) -> None:
-        self._path = path
+        self._path = path = None if path is None else Path(path)
         self._steps: JsonObject = {}
         self._key = ""
         self._algorithm = algorithm

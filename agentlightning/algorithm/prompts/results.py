@@ -175,7 +175,7 @@ class OptimisationResult:
             "stopped": self.stopped,
         }
 
-    def report(self, algorithm: str, output: Path | None) -> None:
+    def report(self, algorithm: str, output: str | Path | None) -> None:
         """Show it on a terminal, else in the log, and write it to a file; standard output is for events."""
         from rich.console import Console
 
@@ -186,11 +186,11 @@ class OptimisationResult:
             logger.info("%s is done.\n%s", algorithm, self)
         self.write(output)
 
-    def write(self, output: Path | None) -> None:
+    def write(self, output: str | Path | None) -> None:
         """Write it to a file, whole or not at all; None writes nothing."""
         if output is not None:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            with replaced_file(output) as file:
+            Path(output).parent.mkdir(parents=True, exist_ok=True)
+            with replaced_file(Path(output)) as file:
                 file.write(json.dumps(self.to_json(), ensure_ascii=False, indent=2).encode() + b"\n")
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.call_record import CALL_SPAN
-from agentlightning.types.rewards import rewards_of
+from agentlightning.types.rewards import named_rewards_of
 
 __all__ = ["Alarm", "Sentinel", "alarms_of"]
 
@@ -23,7 +23,8 @@ WATCHED, WATCHED_ERROR = "watched/mean", "watched/error"
 TRAINED = "reward/mean"
 LENGTH, DISTINCT, ENTROPY = "answers/tokens", "answers/distinct", "learner/entropy"
 WINDOW: Final = 4
-"""Steps at the beginning and at the end whose means are compared."""
+"""Steps at the end whose mean is compared with the mean of the first steps: as many, or half as many, since a model may
+find a loophole in no time."""
 SURE_DEVIATIONS: Final = 4.0
 """By how many standard errors a watched reward must have fallen."""
 LEAST_CHANGE: Final = 0.05
@@ -31,6 +32,8 @@ LEAST_CHANGE: Final = 0.05
 LONGER: Final = 3.0
 """Times as long as at the beginning."""
 RUNAWAY_NATS: Final = 1.0
+MOST_POINTS: Final = 20
+"""Of a curve in the text of an alarm."""
 FEW_DISTINCT: Final = 0.1
 """Share of tasks with an answer of their own below which a model says the same to all."""
 
@@ -42,6 +45,15 @@ class Alarm:
     name: str
     sentence: str
     curves: Mapping[str, Sequence[float]]
+
+    def __str__(self) -> str:
+        """The sentence, and under it the curves, of which long ones are thinned out."""
+        lines = [self.sentence]
+        for name, curve in self.curves.items():
+            every = -(-len(curve) // MOST_POINTS) or 1
+            shown = curve[::-every][::-1]  # the last one is always there
+            lines.append(f"  {name}: {' '.join(f'{value:.2f}' for value in shown)}")
+        return "\n".join(lines)
 
 
 @dataclass
@@ -77,10 +89,16 @@ class Sentinel:
             figures[LENGTH] = fmean(map(len, answers.values()))
         if len(of_groups) > 1:
             figures[DISTINCT] = (len(set(of_groups.values())) - 1) / (len(of_groups) - 1)
-        watched = [value for one in finished if (value := self._watched(one)) is not None and math.isfinite(value)]
+        by_group: dict[str, list[float]] = {}
+        for one in finished:
+            if (value := self._watched(one)) is not None and math.isfinite(value):
+                by_group.setdefault(one.group, []).append(value)
+        watched = [value for values in by_group.values() for value in values]
         if watched:
             figures[WATCHED] = fmean(watched)
-            figures[WATCHED_ERROR] = stdev(watched) / math.sqrt(len(watched)) if len(watched) > 1 else 0.0
+            # Rollouts of one task are alike, so groups are what chance has drawn.
+            means = [fmean(values) for values in by_group.values()]
+            figures[WATCHED_ERROR] = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
         return figures
 
     def look(self, metrics: Mapping[str, float]) -> list[Alarm]:
@@ -96,8 +114,7 @@ class Sentinel:
     def _watched(self, finished: FinishedRollout) -> float | None:
         if callable(self.reward):
             return self.reward(finished)
-        named = [one.value for span in finished.spans for one in rewards_of(span) if one.name == self.reward]
-        return named[-1] if named else None
+        return None if self.reward is None else named_rewards_of(finished.spans).get(self.reward)
 
 
 def _sampled(finished: FinishedRollout) -> tuple[int, ...]:
@@ -113,27 +130,27 @@ def alarms_of(curves: Mapping[str, Sequence[float]]) -> list[Alarm]:
     return [alarm for alarm in found if alarm is not None]
 
 
-def _ends(curve: Sequence[float]) -> tuple[float, float]:
+def _ends(curve: Sequence[float], first: int = WINDOW) -> tuple[float, float]:
     """The means of the first and of the last steps."""
-    return fmean(curve[:WINDOW]), fmean(curve[-WINDOW:])
+    return fmean(curve[:first]), fmean(curve[-WINDOW:])
 
 
 def _hacked(curves: Mapping[str, Sequence[float]]) -> Alarm | None:
     trained, watched, errors = (curves.get(name, ()) for name in (TRAINED, WATCHED, WATCHED_ERROR))
-    if min(len(trained), len(watched)) < 2 * WINDOW:
-        return None
-    rise = _ends(trained)[1] - _ends(trained)[0]
-    before, after = _ends(watched)
-    error = math.sqrt(sum(one * one for one in [*errors[:WINDOW], *errors[-WINDOW:]])) / WINDOW
-    is_sure = before - after > max(SURE_DEVIATIONS * error, LEAST_CHANGE * max(map(abs, watched)))
-    if not is_sure or rise <= LEAST_CHANGE * max(map(abs, trained)):
-        return None
-    return Alarm(
-        "reward_hacking",
-        f"The trained reward rose from {_ends(trained)[0]:.2f} to {_ends(trained)[1]:.2f} while the watched one fell "
-        f"from {before:.2f} to {after:.2f}: the model pleases its reward without doing its task.",
-        {TRAINED: tuple(trained), WATCHED: tuple(watched)},
-    )
+    for first in (WINDOW, WINDOW // 2):
+        if min(len(trained), len(watched)) < first + WINDOW:
+            continue
+        (low, high), (before, after) = _ends(trained, first), _ends(watched, first)
+        error = math.hypot(math.hypot(*errors[:first]) / first, math.hypot(*errors[-WINDOW:]) / WINDOW)
+        is_sure = before - after > max(SURE_DEVIATIONS * error, LEAST_CHANGE * max(map(abs, watched)))
+        if is_sure and high - low > LEAST_CHANGE * max(map(abs, trained)):
+            return Alarm(
+                "reward_hacking",
+                f"The trained reward rose from {low:.2f} to {high:.2f} while the watched one fell from {before:.2f} to "
+                f"{after:.2f}: the model pleases its reward without doing its task.",
+                {TRAINED: tuple(trained), WATCHED: tuple(watched)},
+            )
+    return None
 
 
 def _ran_away(name: str, curves: Mapping[str, Sequence[float]]) -> Alarm | None:

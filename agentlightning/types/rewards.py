@@ -24,6 +24,7 @@ __all__ = [
     "final_reward_of",
     "is_reward_scope",
     "is_reward_span",
+    "named_rewards_of",
     "reward_payload_of",
     "reward_value_of",
     "rewards_of",
@@ -120,6 +121,11 @@ def final_reward_of(spans: Iterable[Described]) -> float | None:
     """The last reward, in the order given."""
     values = (reward_value_of(span) for span in reversed([*spans]))
     return next((value for value in values if value is not None), None)
+
+
+def named_rewards_of(spans: Iterable[Described]) -> dict[str, float]:
+    """The last reward under each name, in the order given."""
+    return {reward.name: reward.value for span in spans for reward in rewards_of(span)}
 
 
 def _as_dict(output: object) -> dict[str, Any]:

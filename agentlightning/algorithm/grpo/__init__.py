@@ -6,8 +6,8 @@ Importing this package does not import torch; the modules that compute do, and a
 from typing import TYPE_CHECKING
 
 from agentlightning.algorithm.grpo.advantages import AdvantageKind, Advantages, advantages
-from agentlightning.algorithm.grpo.samples import Batch, BatchReport, RolloutOutcome, Sample, SampleSettings, batch_of
-from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.samples import Batch, BatchReport, RolloutOutcome, Sample, batch_of
+from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings
 from agentlightning.utils.installation import resolve_with_extras
 
 if TYPE_CHECKING:

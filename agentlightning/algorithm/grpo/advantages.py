@@ -5,6 +5,7 @@ What could be expected is what the other rollouts show, those of the same task (
     grpo                 (reward - mean of the group) / standard deviation of the group
     grpo_no_std          reward - mean of the group                                         (Dr. GRPO)
     rloo                 reward - mean of the others of the group                           (leave one out)
+    grpo_batch_std       (reward - mean of the group) / standard deviation of all rewards of the batch
     reinforce_plus_plus  (reward - mean of the batch) / standard deviation of the batch
 
 Standard deviations are those of a sample (n - 1). Where nothing can be compared, advantages are zero, and the reason is
@@ -22,9 +23,17 @@ from typing_extensions import assert_never
 
 from agentlightning.algorithm.intervals import is_finite
 
-__all__ = ["AdvantageKind", "Advantages", "Degenerate", "advantages", "are_same"]
+__all__ = [
+    "AdvantageKind",
+    "Advantages",
+    "Degenerate",
+    "advantages",
+    "are_same",
+    "overlong_penalty",
+    "returns_to_go",
+]
 
-AdvantageKind = Literal["grpo", "grpo_no_std", "rloo", "reinforce_plus_plus"]
+AdvantageKind = Literal["grpo", "grpo_no_std", "grpo_batch_std", "rloo", "reinforce_plus_plus"]
 
 STD_EPSILON: Final = 1e-6
 """Added to a standard deviation before it divides."""
@@ -71,6 +80,8 @@ def advantages(
     places: dict[str, list[int]] = {name: [] for name in names}
     for place, (name, reward) in enumerate(zip(names, rewards, strict=True)):
         (places[name] if is_finite(reward) else result.not_finite).append(place)
+    finite = [reward for reward in rewards if is_finite(reward)]
+    scale = _deviation(finite) if kind == "grpo_batch_std" and len(finite) > 1 else None
     units = [list(places)] if kind == "reinforce_plus_plus" else [[name] for name in places]
     for unit in units:
         members = [place for name in unit for place in places[name]]
@@ -81,7 +92,7 @@ def advantages(
         if are_same(min(found), max(found)):
             result.degenerate.update(dict.fromkeys(unit, Degenerate.NO_VARIANCE))
             continue
-        for place, value in zip(members, _compared(found, kind), strict=True):
+        for place, value in zip(members, _compared(found, kind, scale), strict=True):
             result.values[place] = value
     return result
 
@@ -91,11 +102,29 @@ def are_same(low: float, high: float) -> bool:
     return high - low <= SAME * max(abs(low), abs(high))
 
 
-def _compared(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:
+def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
+    """What follows from each turn on: its reward, and those of later turns, discounted once for each turn between."""
+    found: list[float] = []
+    for reward in reversed(rewards):
+        found.append(reward + discount * (found[-1] if found else 0.0))
+    return found[::-1]
+
+
+def overlong_penalty(tokens: int, longest: int, buffer: int) -> float:
+    """DAPO's soft punishment of an answer: 0 up to `longest - buffer` tokens, -1 from `longest` on, linear between."""
+    return max(-1.0, min(0.0, (longest - buffer - tokens) / buffer))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + STD_EPSILON
+
+
+def _compared(rewards: Sequence[float], kind: AdvantageKind, scale: float | None) -> list[float]:
     n, mean = len(rewards), fmean(rewards)
     centred = [reward - mean for reward in rewards]
-    if kind == "grpo" or kind == "reinforce_plus_plus":
-        scale = math.sqrt(math.fsum(value * value for value in centred) / (n - 1)) + STD_EPSILON
+    if kind == "grpo" or kind == "grpo_batch_std" or kind == "reinforce_plus_plus":
+        scale = _deviation(rewards) if scale is None else scale
         return [value / scale for value in centred]
     if kind == "grpo_no_std":
         return centred

@@ -13,7 +13,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from agentlightning.algorithm.batches import (
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.gain import gain_summary
 from agentlightning.algorithm.grpo.checkpoints import digest_of
-from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of
+from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of, reward_means, weighted_rewards
 from agentlightning.algorithm.grpo.policy import (
     Policy,
     ServedPolicies,
@@ -41,9 +41,9 @@ from agentlightning.algorithm.grpo.policy import (
     training_sampling,
     undisturbed,
 )
-from agentlightning.algorithm.grpo.progress import Curriculum, Progress
-from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
-from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.progress import Curriculum, Progress, close_runs
+from agentlightning.algorithm.grpo.samples import Batch, batch_of
+from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings
 from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, validation_summary
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.algorithm.utils import report_metrics
@@ -101,9 +101,10 @@ class GRPO(Algorithm):
         validation_failed: What a rollout of validation that failed counts: "worst" is 0, or the smallest reward of the
             same validation if that is negative; "skip" leaves it out; a number is its reward. For training,
             `SampleSettings` has the same choice.
-        learning: How the model learns; see `LearnerSettings`.
-        sampling: Which rollouts count, and how; see `SampleSettings`.
-        dynamic_sampling: Send more tasks until a step has as many groups with different rewards as it asks for.
+        learning: How the model learns; see `LearnerSettings`, which has presets: `LearnerSettings.dapo()`.
+        sampling: Which rollouts count, and how; see `SampleSettings`. None is what belongs to the preset of `learning`.
+        dynamic_sampling: Send more tasks until a step has as many groups with different rewards as it asks for. None
+            does so with the preset `dapo`.
         max_staleness: 0 waits for each step's rollouts; n lets rollouts start that many updates ahead of their use.
         agent_match: Train only the calls of these agents.
         engine: What samples: "embedded"; "vllm", which is started for the training; the address of a vLLM that runs
@@ -143,7 +144,7 @@ class GRPO(Algorithm):
         validation_failed: FailedReward = "worst",
         learning: LearnerSettings | None = None,
         sampling: SampleSettings | None = None,
-        dynamic_sampling: bool = False,
+        dynamic_sampling: bool | None = None,
         max_staleness: int = 0,
         agent_match: str | AgentMatcher | None = None,
         engine: str | EngineChoice = EMBEDDED,
@@ -172,9 +173,10 @@ class GRPO(Algorithm):
         self.validation_tasks = validation_tasks
         self.validation_failed: FailedReward = validation_failed
         learning = learning or LearnerSettings(seed=seed)
+        learning = learning.planned(steps * learning.epochs * learning.minibatches)
         self.learning = learning.for_engine(is_embedded=choice == EmbeddedOptions())
-        self.sampling = replace(sampling or SampleSettings(), temperature=temperature)
-        self.dynamic_sampling = dynamic_sampling
+        self.sampling = replace(sampling or SampleSettings.of(learning.preset), temperature=temperature)
+        self.dynamic_sampling = learning.preset == "dapo" if dynamic_sampling is None else dynamic_sampling
         self.max_staleness = max_staleness
         self.agent_match = agent_match
         self.output = None if output is None else Path(output)
@@ -200,6 +202,8 @@ class GRPO(Algorithm):
             if value is not None and not value >= least:
                 raise ConfigurationError(f"{name} is {value}; it must be at least {least}.")
         check_failed_reward("validation_failed", self.validation_failed)
+        if self.sampling.credit == "turn" and self.learning.level == "sequence":
+            raise ConfigurationError("credit='turn' needs level='token': a ratio of a sequence knows no turns.")
         if self._resume and self.checkpoints is None:
             raise ConfigurationError("To resume, name the folder of the checkpoints.")
         if self.max_staleness and getattr(engine, "sleep", False):
@@ -250,16 +254,8 @@ class GRPO(Algorithm):
         """Withdraw what a run with the same checkpoints left in the queue when it was killed, and close that run."""
         if self.checkpoints is not None:
             left = await Batches(self.get_store()).withdraw_left(self._resources.values())
-            await self._close_runs({(rollout.metadata or {}).get(_RUN_ID) for rollout in left})
-
-    async def _close_runs(self, run_ids: Set[str | None]) -> None:
-        """Runs that nobody ended are over: this one takes their place."""
-        own, store = self.get_run_id(), self.get_store()
-        for run_id in run_ids - {None, own}:
-            run = await store.get_run_by_id(str(run_id))
-            if run is not None and run.end_time is None:
-                error = f"The process of this run ended without notice; run '{own}' takes its place."
-                await store.finish_run(run.run_id, "failed", summary={**run.summary, "error": error})
+            run_ids = {(rollout.metadata or {}).get(_RUN_ID) for rollout in left}
+            await close_runs(self.get_store(), run_ids, successor=self.get_run_id())
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train; Ctrl-C leaves a checkpoint behind, if there is a folder for it."""
@@ -281,7 +277,7 @@ class GRPO(Algorithm):
                 await self.get_store().update_resources(resources_id, models)
             is_restored = self._resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum)
             if is_restored:
-                await self._close_runs({self.progress.resumed_run_id})
+                await close_runs(self.get_store(), {self.progress.resumed_run_id}, successor=self.get_run_id())
             await served.publish_first(is_restored=is_restored)
             self.baseline = self.progress.baseline
             if val_dataset is not None and self.baseline is None:
@@ -324,7 +320,7 @@ class GRPO(Algorithm):
             logger.info(
                 "Nothing is left to learn: in the last %d steps every reward was %g, the highest that was seen.",
                 self.progress.empty_steps,
-                self.progress.highest,
+                self.progress.seen_rewards[-1],
             )
             return True
         if self.sentinel is not None and self.sentinel.stop and self.sentinel.alarms:
@@ -391,14 +387,16 @@ class GRPO(Algorithm):
         """Wait for a step's rollouts and learn from them; what there is nothing to learn from is told, and no error."""
         began = time.perf_counter()
         finished = await self._finished(self._ahead[0].sent)
-        finished += await self._more(finished, curriculum)
+        more = await self._more(finished, curriculum)
+        replaced, finished = len({one.group for one in more}), [*finished, *more]
         metrics: dict[str, float] = {"seconds/rollouts": time.perf_counter() - began}
-        batches = [await self._batch(finished, policy) for policy in self.policies]
+        metrics |= reward_means(finished, self.sampling.reward_weights or ())
+        batches = [await self._batch(finished, policy, replaced) for policy in self.policies]
         await undisturbed(self._learn(finished, batches, metrics))
         if self.sentinel is not None:
             metrics |= self.sentinel.figures(finished)
             for alarm in self.sentinel.look(metrics):
-                logger.warning("Step %d: %s", self.progress.step, alarm.sentence)
+                logger.warning("Step %d: %s", self.progress.step, alarm)
         await report_metrics(self, self.progress.step, metrics)
         if self.progress.empty_steps >= MOST_EMPTY_STEPS and not self.progress.is_solved():
             taught = zip(self.policies, batches, strict=True)
@@ -417,7 +415,7 @@ class GRPO(Algorithm):
         async with self._served.learning():
             for policy, batch, own in taught:
                 if batch.samples:
-                    own.update(await policy.update(batch.samples))
+                    own.update(await policy.update(batch))
         for policy, batch, _ in taught:
             if not batch.samples:
                 is_notable = len(self.policies) > 1 or self.progress.empty_steps + 1 >= NOTABLE_EMPTY_STEPS
@@ -443,7 +441,8 @@ class GRPO(Algorithm):
                 await asyncio.wait([work], timeout=WATCH_SECONDS)
                 for policy in self.policies:
                     await asyncio.to_thread(policy.check)
-            return work.result()
+            weights = self.sampling.reward_weights
+            return work.result() if weights is None else weighted_rewards(work.result(), weights)
         finally:
             if not work.done():
                 work.cancel()
@@ -459,13 +458,20 @@ class GRPO(Algorithm):
             more += await self._finished(await self._send(curriculum, missing, self.progress.step))
         return more
 
-    async def _batch(self, finished: Sequence[FinishedRollout], policy: Policy) -> Batch:
+    async def _batch(self, finished: Sequence[FinishedRollout], policy: Policy, replaced_groups: int) -> Batch:
         model = policy.name if len(self.policies) > 1 else None
         counts_failed = self.sampling.failed != "skip"
         outcomes = await outcomes_of(finished, self._adapter_of_calls, model=model, with_failed=counts_failed)
         if policy.version == 0:  # later steps have had token ids already
             check_token_ids(finished, outcomes)
-        return batch_of(outcomes, self.sampling, current_version=policy.version, end_ids=policy.model.end_ids)
+        return batch_of(
+            outcomes,
+            self.sampling,
+            current_version=policy.version,
+            end_ids=policy.model.end_ids,
+            replaced_groups=replaced_groups,
+            seen_rewards=self.progress.seen_rewards,
+        )
 
     async def validate(self, dataset: Dataset[Any]) -> Estimate:
         """The mean reward on a data set, with an interval; TrainingError if all rollouts failed."""

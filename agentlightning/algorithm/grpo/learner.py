@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from agentlightning.algorithm.grpo.memory import remedies
 from agentlightning.algorithm.grpo.objective import ChosenTokens, Loss, policy_loss, sequence_coefficients
 from agentlightning.algorithm.grpo.optimiser import AdamW
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
-from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs, token_logprobs
 from agentlightning.engine.hf import HfModel
@@ -99,8 +100,11 @@ class Learner:
             if getattr(settings, name) and not is_used:
                 raise ConfigurationError(f"Model '{model.name}' cannot be trained with {name}=True; leave it None.")
 
-    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], sampled: Sampled | None = None) -> dict[str, float]:
         """Learn from samples once; the metrics of it.
+
+        Args:
+            sampled: What the means of the loss are over, if not over these samples alone; each minibatch has its part.
 
         Raises:
             TrainingError: there are no samples, one cannot be learned from, a loss or gradient is not finite, or the
@@ -110,14 +114,17 @@ class Learner:
             raise TrainingError("There are no samples to learn from.")
         began = self._clock()
         rows = [Row.of(sample, self.model) for sample in samples]
+        parts = min(self.settings.minibatches, len(rows))
+        if sampled is not None:
+            sampled = replace(sampled, weight=sampled.weight / parts, tokens=sampled.tokens / parts)
         figures = Figures()
         with _threads(self._threads):
             try:
                 self._look_back(rows)
                 self.model.train_mode(enabled=True, dropout=self.settings.objective == "likelihood")
                 for _ in range(self.settings.epochs):
-                    for minibatch in self._minibatches(rows):
-                        self._step(minibatch, figures)
+                    for minibatch in self._minibatches(rows, parts):
+                        self._step(minibatch, sampled, figures)
             except torch.OutOfMemoryError as error:
                 traceback.clear_frames(error.__traceback__)  # which hold what was computed so far
                 raise TrainingError(self._shortage()) from error
@@ -180,11 +187,10 @@ class Learner:
 
     # ------------------------------------------------------------------ parts
 
-    def _minibatches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _minibatches(self, rows: Sequence[Row], parts: int) -> Iterator[list[Row]]:
         """All rows in a new order, in parts whose sizes differ by one at most."""
         order = list(rows)
         self._order.shuffle(order)
-        parts = min(self.settings.minibatches, len(order))
         for part in range(parts):
             yield order[part * len(order) // parts : (part + 1) * len(order) // parts]
 
@@ -261,13 +267,12 @@ class Learner:
             f"Give {ways}, or let answers be shorter."
         )
 
-    def _step(self, rows: Sequence[Row], figures: "Figures") -> None:
+    def _step(self, rows: Sequence[Row], sampled: Sampled | None, figures: "Figures") -> None:
         """One step of the optimiser."""
         settings = self.settings
         self._optimiser.forget_gradients()
-        coefficients = sequence_coefficients(
-            [row.n_chosen for row in rows], [row.weight for row in rows], settings.aggregate, settings.constant_length
-        )
+        lengths, weights = [row.n_chosen for row in rows], [row.weight for row in rows]
+        coefficients = sequence_coefficients(lengths, weights, settings.aggregate, settings.constant_length, sampled)
         coefficient_of = dict(zip(map(id, rows), coefficients, strict=True))
         total = 0.0
         for pack in self._packs(rows):
@@ -297,7 +302,7 @@ class Learner:
             logprobs=found.logprobs,
             old_logprobs=own if old is None else old,
             sequences=pack.sequences,
-            advantages=torch.tensor([row.advantage for row in pack.rows], dtype=torch.float64).to(own),
+            advantages=torch.cat([row.advantages for row in pack.rows]).to(own),
             coefficients=torch.tensor(coefficients, dtype=torch.float64).to(own),
             entropies=found.entropies,
             engine_logprobs=engine,
@@ -305,8 +310,7 @@ class Learner:
         )
 
     def _learning_rate(self, step: int) -> float:
-        warmup = self.settings.warmup_steps
-        return self.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+        return self.learning_rate * self.settings.rate_share(step)
 
     def _finite(self, value: Tensor, name: str) -> float:
         number = float(value.item())

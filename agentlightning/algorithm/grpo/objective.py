@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
+from agentlightning.algorithm.grpo.samples import Sampled
 from agentlightning.algorithm.grpo.settings import Aggregate, KlEstimator, LearnerSettings
 
 __all__ = ["ChosenTokens", "Loss", "kl_estimate", "policy_loss", "sequence_coefficients"]
@@ -44,7 +45,7 @@ class ChosenTokens:
     sequences: Tensor
     """[k], the number of each token's sequence."""
     advantages: Tensor
-    """[n]"""
+    """[k]"""
     coefficients: Tensor
     """[n], what a token of each sequence counts in the sum."""
     entropies: Tensor
@@ -66,7 +67,11 @@ class Loss:
 
 
 def sequence_coefficients(
-    lengths: Sequence[int], weights: Sequence[float], aggregate: Aggregate, constant_length: int
+    lengths: Sequence[int],
+    weights: Sequence[float],
+    aggregate: Aggregate,
+    constant_length: int,
+    sampled: Sampled | None = None,
 ) -> list[float]:
     """What a token of each sequence counts, so that the sum over a minibatch is the mean that is wanted.
 
@@ -75,15 +80,17 @@ def sequence_coefficients(
         weights: How much each sequence counts beside others.
         aggregate: What kind of mean.
         constant_length: What "constant" divides by.
+        sampled: What the mean is over, if that is more than these sequences.
     """
+    if sampled is None:
+        tokens = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
+        sampled = Sampled(len(weights), sum(weights), tokens)
     if aggregate == "token_mean":
-        total = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
-        return [weight / total for weight in weights]
-    total = sum(weights)
+        return [weight / sampled.tokens for weight in weights]
     if aggregate == "sequence_mean":
-        return [weight / (total * length) for weight, length in zip(weights, lengths, strict=True)]
+        return [weight / (sampled.weight * length) for weight, length in zip(weights, lengths, strict=True)]
     if aggregate == "constant":
-        return [weight / (total * constant_length) for weight in weights]
+        return [weight / (sampled.weight * constant_length) for weight in weights]
     assert_never(aggregate)
 
 
@@ -101,7 +108,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
 
 def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
     """The loss of some sequences of a minibatch; the losses of all of them add up to that of the minibatch."""
-    advantages = tokens.advantages[tokens.sequences]
+    advantages = tokens.advantages
     sums: dict[str, Tensor] = {}
     maxima: dict[str, Tensor] = {}
     if settings.objective == "likelihood":
@@ -139,7 +146,7 @@ def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
 
 def _means(log_ratios: Tensor, tokens: ChosenTokens) -> Tensor:
     """The mean of each token's sequence in place of its own."""
-    n = tokens.advantages.shape[0]
+    n = tokens.coefficients.shape[0]
     totals = log_ratios.new_zeros(n).index_add(0, tokens.sequences, log_ratios)
     lengths = torch.bincount(tokens.sequences, minlength=n).clamp(min=1)
     return (totals / lengths)[tokens.sequences]

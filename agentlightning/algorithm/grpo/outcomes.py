@@ -2,7 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import fsum
+from statistics import fmean
 from typing import Final
 
 from agentlightning.adapter import TraceToTrajectory
@@ -13,8 +16,9 @@ from agentlightning.algorithm.grpo.samples import RolloutOutcome
 from agentlightning.errors import TrainingError
 from agentlightning.llm_proxy.call_record import CALL_SPAN, RAW_SPAN
 from agentlightning.types import Span
+from agentlightning.types.rewards import named_rewards_of
 
-__all__ = ["check_token_ids", "outcomes_of", "spans_of_model"]
+__all__ = ["check_token_ids", "reward_means", "outcomes_of", "spans_of_model", "weighted_rewards"]
 
 _READ_AT_ONCE: Final = 8
 _REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
@@ -64,6 +68,33 @@ async def outcomes_of(
             )
         )
     return outcomes
+
+
+def weighted_rewards(finished: Sequence[FinishedRollout], weights: Mapping[str, float]) -> list[FinishedRollout]:
+    """The rollouts with the sum of their named rewards, times the weights, as reward; none for one without any of them.
+
+    TrainingError where a reward that has a weight is in none of the rollouts.
+    """
+    named = [named_rewards_of(one.spans) for one in finished]
+    known = {name for rewards in named for name in rewards}
+    missing = [name for name in weights if name not in known]
+    if known and missing:
+        raise TrainingError(
+            f"No rollout emitted a reward with the name '{missing[0]}', which reward_weights has; they emitted "
+            f"{', '.join(map(repr, sorted(known)))}."
+        )
+    return [
+        replace(one, reward=fsum(weights[name] * rewards[name] for name in own) if own else None)
+        for one, rewards in zip(finished, named, strict=True)
+        for own in [weights.keys() & rewards.keys()]
+    ]
+
+
+def reward_means(finished: Sequence[FinishedRollout], names: Iterable[str]) -> dict[str, float]:
+    """The mean of each named reward, over the rollouts that emitted it."""
+    named = [named_rewards_of(one.spans) for one in finished]
+    values = {name: [rewards[name] for rewards in named if name in rewards] for name in names}
+    return {f"reward/{name}": fmean(found) for name, found in values.items() if found}
 
 
 def check_token_ids(finished: Sequence[FinishedRollout], outcomes: Sequence[RolloutOutcome]) -> None:

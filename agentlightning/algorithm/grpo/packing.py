@@ -32,7 +32,8 @@ class Row:
     """[k]"""
     engine_logprobs: Tensor | None
     """[k]; None if not all are known."""
-    advantage: float
+    advantages: Tensor
+    """[k]"""
     weight: float
     temperature: float
     old_logprobs: Tensor | None = None
@@ -50,12 +51,13 @@ class Row:
         if sample.has_logprobs:
             pairs = zip(sample.logprobs, sample.loss_mask, strict=True)
             known = [logprob for logprob, chosen in pairs if chosen and logprob is not None]
+        advantages = sample.token_advantages or [sample.advantage] * len(sample.token_ids)
         return cls(
             ids=ids[:-1],
             selected=selected,
             chosen=ids[1:][selected],
             engine_logprobs=None if known is None else torch.tensor(known, dtype=_precision(model)),
-            advantage=sample.advantage,
+            advantages=torch.tensor(advantages, dtype=torch.float64)[1:][selected],
             weight=sample.weight,
             temperature=sample.temperature or 1.0,
         )
@@ -135,10 +137,11 @@ def _precision(model: CausalModel) -> torch.dtype:
 
 def _check(sample: Sample, model: CausalModel) -> None:
     name, length = f"The sample of rollout '{sample.rollout_id}'", len(sample.token_ids)
-    if not length == len(sample.loss_mask) == len(sample.logprobs):
+    turns = sample.token_advantages
+    if not length == len(sample.loss_mask) == len(sample.logprobs) == len(sample.token_ids if turns is None else turns):
         raise TrainingError(
             f"{name} has {length} tokens, {len(sample.loss_mask)} entries of the loss mask and "
-            f"{len(sample.logprobs)} log-probabilities; there must be one of each for every token."
+            f"{len(sample.logprobs)} log-probabilities; there must be one of each, and an advantage, for every token."
         )
     if length > model.max_length:
         raise TrainingError(f"{name} has {length} tokens; model '{model.name}' takes {model.max_length} at most.")
@@ -149,7 +152,7 @@ def _check(sample: Sample, model: CausalModel) -> None:
     if not 0 <= min(sample.token_ids) <= max(sample.token_ids) < model.vocab_size:
         raise TrainingError(f"{name} has tokens outside the {model.vocab_size} that model '{model.name}' knows.")
     logprobs = (logprob for logprob in sample.logprobs if logprob is not None)
-    if not all(map(math.isfinite, (sample.advantage, sample.weight, sample.temperature, *logprobs))):
+    if not all(map(math.isfinite, (*(turns or [sample.advantage]), sample.weight, sample.temperature, *logprobs))):
         raise TrainingError(f"{name} has an advantage, weight, temperature or log-probability that is not finite.")
     if sample.weight <= 0 or sample.temperature < 0:
         raise TrainingError(f"{name} has a weight that is not above 0, or a temperature below 0.")

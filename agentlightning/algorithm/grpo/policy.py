@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.samples import Batch
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.base import Engine, EngineChoice, EngineRequest, SleepingEngine
 from agentlightning.engine.embedded import EmbeddedOptions
@@ -171,10 +171,10 @@ class Policy:
         info = {**entry.get("model_info", {}), "overrides": own}
         return ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"], model_info=info)
 
-    async def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def update(self, batch: Batch) -> dict[str, float]:
         """One step of learning, off the event loop; the engine does not know of it before `publish`."""
         began = time.perf_counter()
-        metrics = await asyncio.to_thread(self.learner.update, samples)
+        metrics = await asyncio.to_thread(self.learner.update, batch.samples, batch.sampled)
         self.version += 1
         metrics["seconds/learning"] = time.perf_counter() - began
         return metrics

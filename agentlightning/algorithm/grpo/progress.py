@@ -3,7 +3,7 @@
 import logging
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,12 +12,13 @@ from agentlightning.algorithm.grpo.advantages import are_same
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.intervals import Estimate, FailedReward, effect_of_failed, reward_of_failed
 from agentlightning.errors import ConfigurationError
+from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.policy import Policy
 
-__all__ = ["Curriculum", "Progress"]
+__all__ = ["Curriculum", "Progress", "close_runs"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ RECENT_STEPS: Final = 5
 """Over so many steps the mean reward is taken that a target is compared with."""
 MOST_FAILED: Final = 0.1
 """The largest share of failed rollouts that says nothing about the model."""
+_KEPT: Final = ("step", "rewards", "rollouts", "best", "best_step")
+"""What a checkpoint keeps as it is."""
 
 
 class Curriculum:
@@ -72,6 +75,15 @@ class Curriculum:
         return order
 
 
+async def close_runs(store: LightningStore, run_ids: Set[str | None], *, successor: str | None) -> None:
+    """Runs that nobody ended are over: another one takes their place."""
+    for run_id in run_ids - {None, successor}:
+        run = await store.get_run_by_id(str(run_id))
+        if run is not None and run.end_time is None:
+            error = f"The process of this run ended without notice; run '{successor}' takes its place."
+            await store.finish_run(run.run_id, "failed", summary={**run.summary, "error": error})
+
+
 class Progress:
     """The state of one run besides its weights."""
 
@@ -81,9 +93,8 @@ class Progress:
         """Steps in a row that taught nothing."""
         self.rewards: list[float] = []
         """The mean reward of each step."""
-        self.highest: float | None = None
-        """The largest reward of a rollout so far, of training or validation."""
-        self.lowest: float | None = None
+        self.seen_rewards: list[float] = []
+        """The lowest and the highest reward of a rollout so far, of training or validation."""
         self.baseline: Estimate | None = None
         self.best: float | None = None
         self.rollouts = 0
@@ -96,7 +107,7 @@ class Progress:
         """Of the run that this one goes on with."""
         self._folder = folder
         self._is_best = False
-        self._best_step: int | None = None
+        self.best_step: int | None = None
         self._saved_step = 0
         self._empty_rollouts = 0
         """In the steps in a row that taught nothing."""
@@ -124,7 +135,12 @@ class Progress:
         self.step += 1
         self.rollouts += len(finished)
         self.note_rewards(rewards)
-        self._note_empty(rewards, len(finished), is_empty=not learned)
+        if learned:
+            self.empty_steps, self._empty_rollouts, self._empty_rewards = 0, 0, []
+        else:
+            self.empty_steps += 1
+            self._empty_rollouts += len(finished)
+            self._empty_rewards += rewards
         metrics["rollouts/finished"] = len(finished)
         metrics["rollouts/failed"] = failures.total()
         words = f"{failures.total()} of {len(finished)} rollouts failed and {effect_of_failed(counted)}"
@@ -140,23 +156,13 @@ class Progress:
 
     def note_rewards(self, rewards: Sequence[float]) -> None:
         """Rewards of rollouts of training or validation."""
-        if rewards:
-            self.highest = max(rewards) if self.highest is None else max(self.highest, *rewards)
-            self.lowest = min(rewards) if self.lowest is None else min(self.lowest, *rewards)
-
-    def _note_empty(self, rewards: Sequence[float], rollouts: int, *, is_empty: bool) -> None:
-        if not is_empty:
-            self.empty_steps = self._empty_rollouts = 0
-            self._empty_rewards = []
-            return
-        self.empty_steps += 1
-        self._empty_rollouts += rollouts
-        self._empty_rewards += rewards
+        known = [*self.seen_rewards, *rewards]
+        self.seen_rewards = [min(known), max(known)] if known else []
 
     def note_validation(self, found: Estimate) -> None:
         self.validated_step = self.step
         if self.best is None or found.mean > self.best:
-            self.best, self._best_step, self._is_best = found.mean, self.step, True
+            self.best, self.best_step, self._is_best = found.mean, self.step, True
 
     def is_solved(self) -> bool:
         """Whether every reward of the last steps, none of which taught anything, is the highest that was ever seen.
@@ -164,11 +170,12 @@ class Progress:
         Rewards that were never lower say nothing: they may be those of a reward that is always the same. Nor do steps
         in which many rollouts failed.
         """
-        if not self._empty_rewards or self.highest is None or self.lowest is None:
+        if not self._empty_rewards:
             return False
         if self._empty_rollouts - len(self._empty_rewards) > MOST_FAILED * self._empty_rollouts:
             return False
-        return are_same(min(self._empty_rewards), self.highest) and not are_same(self.lowest, self.highest)
+        lowest, highest = self.seen_rewards
+        return are_same(min(self._empty_rewards), highest) and not are_same(lowest, highest)
 
     def is_target_reached(self, target: float | None) -> bool:
         recent = self.rewards[-RECENT_STEPS:]
@@ -189,16 +196,11 @@ class Progress:
         if self._folder is None or not self.is_whole or (self.step == self._saved_step and not self._is_best):
             return
         progress = {
-            "step": self.step,
-            "rewards": self.rewards,
-            "rollouts": self.rollouts,
-            "best": self.best,
-            "best_step": self._best_step,
-            "highest": self.highest,
-            "lowest": self.lowest,
+            **{name: getattr(self, name) for name in _KEPT},
             "baseline": None if self.baseline is None else vars(self.baseline),
             "curriculum": dict(place),
             "run_id": self.run_id,
+            "seen_rewards": self.seen_rewards,
         }
         for policy in policies:
             self._checkpoints(policy).save(
@@ -218,11 +220,12 @@ class Progress:
             logger.warning("There is no checkpoint to go on from in '%s'; the run begins anew.", self._folder)
             return False
         saved = found.progress
-        self.step, self.rewards, self.rollouts = int(saved["step"]), list(saved["rewards"]), int(saved["rollouts"])
+        for name in _KEPT:
+            setattr(self, name, saved.get(name))
         self.resumed_run_id = saved.get("run_id")
-        self.best, self._best_step = saved["best"], saved.get("best_step")
-        self.highest = saved.get("highest", max(self.rewards, default=None))  # older checkpoints have the means alone
-        self.lowest = saved.get("lowest", min(self.rewards, default=None))
+        # Older checkpoints have the two rewards by their names, and those before them the means alone.
+        older = [saved[name] for name in ("lowest", "highest") if saved.get(name) is not None]
+        self.note_rewards(saved.get("seen_rewards") or older or self.rewards)
         self.baseline = None if saved["baseline"] is None else Estimate(**saved["baseline"])
         self._saved_step = self.step
         curriculum.load_state(saved["curriculum"])
@@ -236,7 +239,7 @@ class Progress:
         These are the ones that did best in validation, where a checkpoint has them, and otherwise those of the last
         whole step, which are in a checkpoint too if an update broke off in the middle.
         """
-        found = self._restore(policies, [self._best_step])
+        found = self._restore(policies, [self.best_step])
         if found is None and not self.is_whole:
             found = self._restore(policies, [self._saved_step])
         return self.is_whole or found is not None

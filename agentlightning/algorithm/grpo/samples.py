@@ -1,10 +1,10 @@
 """Rollouts become samples: token sequences with an advantage, ready for the learner.
 
-A rollout is judged as a whole. All its sequences get its advantage, which comes from comparing its reward with those of
-the other rollouts of its group; every rollout that succeeded and has a reward takes part in that comparison, also where
-its tokens cannot be learned from. Whatever is left out is counted with its reason, so that a step that teaches nothing
-can say why. A failure of the infrastructure is no lesson, so a rollout that failed has no reward, unless the settings
-give it one.
+A rollout is judged as a whole, unless the settings judge its turns. All its sequences get its advantage, which comes
+from comparing its reward with those of the other rollouts of its group; every rollout that succeeded and has a reward
+takes part in that comparison, also where its tokens cannot be learned from, and its sequences count in the means of the
+loss. Whatever is left out is counted with its reason, so that a step that teaches nothing can say why. A failure of the
+infrastructure is no lesson, so a rollout that failed has no reward, unless the settings give it one.
 
 An answer that was cut off is no lesson either: the reward judges an end that the model did not choose. One such answer,
 wherever it stands, makes its sequence truncated, and the sequence is left out whole, for what follows builds on that
@@ -17,18 +17,22 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import fsum
 from statistics import fmean
-from typing import Literal
 
 from agentlightning.adapter.trajectory import SampledCall, TokenSequence, Trajectory
-from agentlightning.algorithm.grpo.advantages import AdvantageKind, Degenerate, advantages
-from agentlightning.algorithm.grpo.settings import check_choice
-from agentlightning.algorithm.intervals import FailedReward, check_failed_reward, is_finite, reward_of_failed
+from agentlightning.algorithm.grpo.advantages import (
+    Degenerate,
+    advantages,
+    are_same,
+    overlong_penalty,
+    returns_to_go,
+)
+from agentlightning.algorithm.grpo.settings import OVERLONG_SHARE, SampleSettings
+from agentlightning.algorithm.intervals import is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["Batch", "BatchReport", "RolloutOutcome", "Sample", "SampleSettings", "Skipped", "batch_of"]
-
-RolloutWeighting = Literal["sequence", "rollout"]
+__all__ = ["Batch", "BatchReport", "RolloutOutcome", "Sample", "SameGroup", "Sampled", "Skipped", "batch_of"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Sample:
     """With which it was sampled, and with which its log-probabilities are computed; 0 (greedy) computes as 1 does."""
     weight: float = 1.0
     """How much the sequence counts beside others."""
+    token_advantages: list[float] | None = None
+    """Where turns are judged by themselves, of each token; None gives all `advantage`."""
 
     @property
     def has_logprobs(self) -> bool:
@@ -97,39 +103,35 @@ class Skipped(str, Enum):
 _OF_SEQUENCES = frozenset([Skipped.TRUNCATED, Skipped.TOO_LONG, Skipped.TOO_STALE])
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleSettings:
-    """Which rollouts count, and how; ConfigurationError names the value that cannot be used."""
+@dataclass(frozen=True)
+class Sampled:
+    """What all sequences of a step add up to, also those that teach nothing: what means of the step divide by."""
 
-    advantage: AdvantageKind = "grpo"
-    failed: FailedReward = "skip"
-    """What a rollout that failed counts: "skip" leaves it out, because it may be the machine's fault; "worst" is 0, or
-    the smallest reward of the batch if that is negative; a number is its reward. If it counts, it is learned from."""
-    min_group_size: int = 2
-    """Rewards that a group needs; with "reinforce_plus_plus", that the batch needs."""
-    skip_truncated: bool = True
-    """Leave out sequences with an answer that was cut off; False learns from them as from any other, but for those that
-    the server broke off."""
-    guess_truncated: bool = False
-    """Where the finish reason of a call was not recorded, an answer that does not end with an end token counts as cut
-    off; that is wrong for those that a stop text ended."""
-    max_tokens: int | None = None
-    """Longer sequences are left out."""
-    max_staleness: int | None = None
-    """Sequences sampled from weights that are more versions old than this are left out."""
-    rollout_weighting: RolloutWeighting = "sequence"
-    """Every sequence counts 1; or every rollout counts 1, and its sequences share that equally."""
-    temperature: float = 1.0
-    """With which the rollouts were sampled."""
+    sequences: int
+    weight: float
+    tokens: float
+    """Chosen ones, each times the weight of its sequence."""
 
-    def __post_init__(self) -> None:
-        check_choice("advantage", self.advantage, AdvantageKind)
-        check_choice("rollout_weighting", self.rollout_weighting, RolloutWeighting)
-        check_failed_reward("failed", self.failed)
-        for name, least in (("min_group_size", 2), ("max_tokens", 2), ("max_staleness", 0), ("temperature", 0)):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigurationError(f"{name} is {value!r}; it must be at least {least}.")
+
+@dataclass(frozen=True)
+class SameGroup:
+    """A group whose rewards are all the same."""
+
+    reward: float
+    kind: str
+    """"all_right" if it is the highest reward that was seen, "all_wrong" if it is the lowest, and else "same"."""
+    has_one_answer: bool
+    """Whether the model chose the same tokens in all rollouts."""
+
+    @classmethod
+    def of(cls, outcomes: Sequence[RolloutOutcome], lowest: float, highest: float) -> "SameGroup":
+        """Where all rewards that were seen are the same, 1 counts as right and 0 as wrong."""
+        reward = outcomes[0].reward or 0.0
+        if are_same(lowest, highest):
+            lowest, highest = min(0.0, lowest), max(1.0, highest)
+        kind = "all_right" if are_same(reward, highest) else "all_wrong" if are_same(lowest, reward) else "same"
+        answers = {tuple(sequence.sampled_ids for sequence in _trainable(outcome)) for outcome in outcomes}
+        return cls(reward, kind, len(outcomes) > 1 and len(answers) == 1 and any(answers))
 
 
 @dataclass
@@ -142,6 +144,8 @@ class BatchReport:
     """Groups of which at least one sample is in the batch."""
     rollouts_used: int = 0
     samples: int = 0
+    sequences: int = 0
+    """All that were sampled in rollouts with a reward: what the means of the loss divide by."""
     sampled_tokens: int = 0
     without_logprobs: int = 0
     """Samples whose old log-probabilities the learner has to compute itself."""
@@ -158,6 +162,10 @@ class BatchReport:
     """Rollouts by reason; for TRUNCATED, TOO_LONG and TOO_STALE, sequences."""
     errors: Counter[str] = field(default_factory=Counter)
     """What failed rollouts said."""
+    same: list[SameGroup] = field(default_factory=list)
+    """Groups without variance."""
+    penalties: list[float] = field(default_factory=list)
+    """For too long answers, of each rollout; empty where there are none."""
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the record of a step; every reason is there, also where its count is zero."""
@@ -166,7 +174,12 @@ class BatchReport:
             "rollouts/used": self.rollouts_used,
             "groups/all": self.groups,
             "groups/used": self.groups_used,
+            "groups/same": len(self.same),
+            "groups/all_right": sum(one.kind == "all_right" for one in self.same),
+            "groups/all_wrong": sum(one.kind == "all_wrong" for one in self.same),
+            "groups/one_answer": sum(one.has_one_answer for one in self.same),
             "samples/used": self.samples,
+            "samples/all": self.sequences,
             "samples/tokens": self.sampled_tokens,
             "samples/without_logprobs": self.without_logprobs,
             "samples/without_version": self.without_version,
@@ -176,6 +189,8 @@ class BatchReport:
         if self.rewards:
             found |= {"reward/mean": fmean(self.rewards), "reward/max": max(self.rewards)}
             found["reward/min"] = min(self.rewards)
+        if self.penalties:
+            found["reward/overlong_penalty"] = fmean(self.penalties)
         if self.staleness:
             found |= {"staleness/mean": fmean(self.staleness), "staleness/max": max(self.staleness)}
         return found | {f"skipped/{reason.value}": float(self.skipped[reason]) for reason in Skipped}
@@ -192,7 +207,17 @@ class BatchReport:
         ]
         left_out = f"; left out: {', '.join(reasons)}" if reasons else ""
         error = f" (most often: {self.errors.most_common(1)[0][0]})" if self.errors else ""
-        return f"{used}{left_out}{error}."
+        return f"{used}{left_out}{error}.{self._why_same()}"
+
+    def _why_same(self) -> str:
+        """What the groups without variance have in common: all right, all wrong, or one answer."""
+        kinds = Counter((one.kind.replace("_", " "), one.reward) for one in self.same)
+        parts = [f"{count} {kind} (reward {reward:g})" for (kind, reward), count in kinds.most_common()]
+        if not parts:
+            return ""
+        one_answer = sum(one.has_one_answer for one in self.same)
+        collapsed = f"; {one_answer} collapsed to one answer" if one_answer else ""
+        return f" Groups without variance: {', '.join(parts)}{collapsed}."
 
 
 @dataclass(frozen=True)
@@ -201,6 +226,7 @@ class Batch:
 
     samples: list[Sample]
     report: BatchReport
+    sampled: Sampled = Sampled(0, 0.0, 0.0)
 
 
 def batch_of(
@@ -209,6 +235,8 @@ def batch_of(
     *,
     current_version: int | None = None,
     end_ids: AbstractSet[int] = frozenset(),
+    replaced_groups: int = 0,
+    seen_rewards: Sequence[float] = (),
 ) -> Batch:
     """The samples of the rollouts of a step, in their order, and a report of what was left out.
 
@@ -217,36 +245,111 @@ def batch_of(
         settings: Which of them count, and how.
         current_version: Of the weights that will learn; needed to know how stale a sample is.
         end_ids: Tokens with which the model ends an answer; needed for `guess_truncated`.
+        replaced_groups: So many of the groups that teach nothing were replaced by others, and do not count.
+        seen_rewards: The lowest and the highest of earlier steps, by which all right is told from all wrong.
     """
     if settings.guess_truncated and not end_ids:
         raise ConfigurationError("guess_truncated needs end_ids, the tokens with which the model ends an answer.")
     if settings.max_staleness is not None and current_version is None:
         raise ConfigurationError("max_staleness needs current_version, the version of the weights that will learn.")
     report = BatchReport(rollouts=len(outcomes), groups=len({outcome.group for outcome in outcomes}))
-    batch = Batch([], report)
+    samples: list[Sample] = []
     sieve = _Sieve(settings, report, current_version, end_ids)
+    sampled_of: dict[str, list[Sampled]] = {}
     groups_used: set[str] = set()
-    for outcome, advantage in _judged(outcomes, settings, report):
-        samples = sieve.samples_of(outcome, advantage)
-        if samples:
-            batch.samples.extend(samples)
+    for judged in _judged(outcomes, settings, report, seen_rewards):
+        group = judged.outcome.group
+        sampled_of.setdefault(group, []).append(_sampled(judged.outcome, settings))
+        found = sieve.samples_of(judged) if judged.is_lesson else []
+        if found:
+            samples += found
             report.rollouts_used += 1
-            groups_used.add(outcome.group)
+            groups_used.add(group)
+    unused = [group for group in sampled_of if group not in groups_used]
+    for group in unused[:replaced_groups]:
+        del sampled_of[group]
     report.groups_used = len(groups_used)
-    report.samples = len(batch.samples)
-    report.sampled_tokens = sum(sum(sample.loss_mask) for sample in batch.samples)
-    report.without_logprobs = sum(not sample.has_logprobs for sample in batch.samples)
-    versions = [sample.version for sample in batch.samples]
+    report.samples = len(samples)
+    report.sampled_tokens = sum(sum(sample.loss_mask) for sample in samples)
+    report.without_logprobs = sum(not sample.has_logprobs for sample in samples)
+    versions = [sample.version for sample in samples]
     report.without_version = versions.count(None)
     if current_version is not None:
         report.staleness = [current_version - version for version in versions if version is not None]
-    return batch
+    everything = [one for group in sampled_of.values() for one in group]
+    report.sequences = sum(one.sequences for one in everything)
+    weight, tokens = fsum(one.weight for one in everything), fsum(one.tokens for one in everything)
+    return Batch(samples, report, Sampled(report.sequences, weight, tokens))
+
+
+def _trainable(outcome: RolloutOutcome) -> list[TokenSequence]:
+    sequences = () if outcome.trajectory is None else outcome.trajectory.sequences
+    return [sequence for sequence in sequences if any(sequence.loss_mask)]
+
+
+def _weight(sequences: Sequence[TokenSequence], settings: SampleSettings) -> float:
+    """Of each of the sequences of a rollout."""
+    return 1.0 if settings.rollout_weighting == "sequence" else 1.0 / max(1, len(sequences))
+
+
+def _sampled(outcome: RolloutOutcome, settings: SampleSettings) -> Sampled:
+    sequences = _trainable(outcome)
+    weight = _weight(sequences, settings)
+    tokens = sum(sum(sequence.loss_mask) for sequence in sequences)
+    return Sampled(len(sequences), weight * len(sequences), weight * tokens)
+
+
+# ---------------------------------------------------------------------- what rollouts are worth
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A rollout that has a reward."""
+
+    outcome: RolloutOutcome
+    advantages: Sequence[float]
+    """One, or one for each of its model calls."""
+    is_lesson: bool
+    """False for one that cannot be told from the others of its group."""
 
 
 def _judged(
-    outcomes: Sequence[RolloutOutcome], settings: SampleSettings, report: BatchReport
-) -> list[tuple[RolloutOutcome, float]]:
-    """Rollouts with their advantages, less those that have none."""
+    outcomes: Sequence[RolloutOutcome],
+    settings: SampleSettings,
+    report: BatchReport,
+    seen_rewards: Sequence[float],
+) -> list[_Judged]:
+    """Rollouts with their advantages, less those that have no reward."""
+    scored = _scored(outcomes, settings, report)
+    report.rewards = [outcome.reward for outcome in scored if outcome.reward is not None]
+    values = [_returns(outcome, settings, report) for outcome in scored]
+    if settings.credit == "turn":
+        groups = [f"{one.group}/{turn}" for one, own in zip(scored, values, strict=True) for turn in range(len(own))]
+    else:
+        groups = [outcome.group for outcome in scored]
+    flat = [value for own in values for value in own]
+    found = advantages(flat, settings.advantage, groups=groups, min_group_size=settings.min_group_size)
+    judged: list[_Judged] = []
+    same: dict[str, list[RolloutOutcome]] = {}
+    start = 0
+    for outcome, own in zip(scored, values, strict=True):
+        end = start + len(own)
+        reasons = [found.degenerate.get(group) for group in groups[start:end]]
+        is_lesson = None in reasons
+        if Degenerate.NO_VARIANCE in reasons and not is_lesson:
+            report.skipped[Skipped.NO_VARIANCE] += 1
+            same.setdefault(outcome.group, []).append(outcome)
+        elif not is_lesson:
+            report.skipped[Skipped.GROUP_TOO_SMALL if own else Skipped.EMPTY_TRACE] += 1
+        judged.append(_Judged(outcome, found.values[start:end], is_lesson))
+        start = end
+    known = [*report.rewards, *seen_rewards]
+    report.same = [SameGroup.of(group, min(known), max(known)) for group in same.values()]
+    return judged
+
+
+def _scored(outcomes: Sequence[RolloutOutcome], settings: SampleSettings, report: BatchReport) -> list[RolloutOutcome]:
+    """Rollouts that have a reward, or are given one."""
     scored: list[RolloutOutcome] = []
     usable = [one.reward for one in outcomes if one.reward is not None and _without_reward(one) is None]
     counted = reward_of_failed(settings.failed, usable)
@@ -255,27 +358,30 @@ def _judged(
         if reason is None:
             scored.append(outcome)
         elif counted is not None:
-            scored.append(replace(outcome, reward=counted))
+            scored.append(replace(outcome, reward=counted, status="failed"))
         else:
             report.skipped[reason] += 1
         if reason is Skipped.FAILED:
             report.errors[outcome.error or f"status '{outcome.status}'"] += 1
-    report.rewards = [outcome.reward for outcome in scored if outcome.reward is not None]
-    found = advantages(
-        report.rewards,
-        settings.advantage,
-        groups=[outcome.group for outcome in scored],
-        min_group_size=settings.min_group_size,
-    )
-    judged: list[tuple[RolloutOutcome, float]] = []
-    for outcome, advantage in zip(scored, found.values, strict=True):
-        degenerate = found.degenerate.get(outcome.group)
-        if degenerate is None:
-            judged.append((outcome, advantage))
-        else:
-            too_small = degenerate is Degenerate.TOO_SMALL
-            report.skipped[Skipped.GROUP_TOO_SMALL if too_small else Skipped.NO_VARIANCE] += 1
-    return judged
+    return scored
+
+
+def _returns(outcome: RolloutOutcome, settings: SampleSettings, report: BatchReport) -> list[float]:
+    """What a rollout is compared by: its reward, or what follows from each of its turns on; less what is too long."""
+    assert outcome.reward is not None
+    calls = [] if outcome.trajectory is None else [call for one in outcome.trajectory.sequences for call in one.calls]
+    penalties = [0.0] * len(calls)
+    if settings.longest_answer is not None:
+        buffer = settings.overlong_buffer or max(1, settings.longest_answer // OVERLONG_SHARE)
+        penalties = [overlong_penalty(call.end - call.start, settings.longest_answer, buffer) for call in calls]
+        report.penalties.append(min(penalties, default=0.0))
+    if settings.credit == "rollout":
+        return [outcome.reward + min(penalties, default=0.0)]
+    rewards = [call.reward or 0.0 for call in calls]
+    if calls and (outcome.status == "failed" or all(call.reward is None for call in calls)):
+        rewards[-1] = outcome.reward
+    both = [reward + penalty for reward, penalty in zip(rewards, penalties, strict=True)]
+    return returns_to_go(both, settings.discount)
 
 
 def _without_reward(outcome: RolloutOutcome) -> Skipped | None:
@@ -284,6 +390,9 @@ def _without_reward(outcome: RolloutOutcome) -> Skipped | None:
     if outcome.reward is None:
         return Skipped.NO_REWARD
     return None if is_finite(outcome.reward) else Skipped.BAD_REWARD
+
+
+# ---------------------------------------------------------------------- which sequences can be learned from
 
 
 @dataclass(frozen=True)
@@ -295,39 +404,44 @@ class _Sieve:
     current_version: int | None
     end_ids: AbstractSet[int]
 
-    def samples_of(self, outcome: RolloutOutcome, advantage: float) -> list[Sample]:
-        trajectory = outcome.trajectory
-        if trajectory is None or trajectory.n_calls == 0:
+    def samples_of(self, judged: _Judged) -> list[Sample]:
+        outcome = judged.outcome
+        if outcome.trajectory is None or outcome.trajectory.n_calls == 0:
             self.report.skipped[Skipped.EMPTY_TRACE] += 1
             return []
-        sequences = [sequence for sequence in trajectory.sequences if any(sequence.loss_mask)]
+        sequences = _trainable(outcome)
         if not sequences:
             self.report.skipped[Skipped.NO_TOKENS] += 1
-        kept: list[TokenSequence] = []
-        for sequence in sequences:
+        of_calls = iter(judged.advantages)
+        samples: list[Sample] = []
+        for sequence in outcome.trajectory.sequences:
+            turns: list[float] | None = None
+            if self.settings.credit == "turn":
+                turns = [0.0] * len(sequence.token_ids)
+                for call in sequence.calls:
+                    turns[call.start : call.end] = [next(of_calls)] * (call.end - call.start)
+            if not any(sequence.loss_mask):
+                continue
             reason = self._reason(sequence)
-            if reason is None:
-                kept.append(sequence)
-            else:
+            if reason is not None:
                 self.report.skipped[reason] += 1
-        self.report.without_finish_reason += sum(
-            any(call.finish_reason is None for call in sequence.calls) for sequence in kept
-        )
-        weight = 1.0 if self.settings.rollout_weighting == "sequence" else 1.0 / max(1, len(kept))
-        return [
-            Sample(
-                token_ids=list(sequence.token_ids),
-                loss_mask=list(sequence.loss_mask),
-                logprobs=list(sequence.logprobs),
-                advantage=advantage,
-                version=_oldest(sequence.weights_versions),
-                group=outcome.group,
-                rollout_id=outcome.rollout_id,
-                temperature=self.settings.temperature,
-                weight=weight,
+                continue
+            self.report.without_finish_reason += any(call.finish_reason is None for call in sequence.calls)
+            samples.append(
+                Sample(
+                    token_ids=list(sequence.token_ids),
+                    loss_mask=list(sequence.loss_mask),
+                    logprobs=list(sequence.logprobs),
+                    advantage=judged.advantages[0],
+                    version=_oldest(sequence.weights_versions),
+                    group=outcome.group,
+                    rollout_id=outcome.rollout_id,
+                    temperature=self.settings.temperature,
+                    weight=_weight(sequences, self.settings),
+                    token_advantages=turns,
+                )
             )
-            for sequence in kept
-        ]
+        return samples
 
     def _reason(self, sequence: TokenSequence) -> Skipped | None:
         settings = self.settings

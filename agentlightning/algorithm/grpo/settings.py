@@ -1,11 +1,18 @@
-"""How a learner learns: every choice of the optimiser and of the objective, checked when it is made."""
+"""How a model learns: every choice of the optimiser, of the objective and of samples, checked when it is made.
+
+A preset is a published method with all that belongs to it. `LearnerSettings.dapo()` has its part of DAPO, and `GRPO`
+takes the rest from `SampleSettings.dapo()` and samples dynamically, where nothing else is set.
+"""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from typing_extensions import Self
 
+from agentlightning.algorithm.grpo.advantages import AdvantageKind
+from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
 from agentlightning.errors import ConfigurationError
 
 __all__ = [
@@ -15,8 +22,10 @@ __all__ = [
     "Objective",
     "Optimiser",
     "Precision",
+    "Preset",
     "RatioLevel",
-    "check_choice",
+    "SampleSettings",
+    "Schedule",
 ]
 
 Objective = Literal["policy", "likelihood"]
@@ -25,6 +34,10 @@ Aggregate = Literal["token_mean", "sequence_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Precision = Literal["full", "bf16"]
 Optimiser = Literal["adamw", "adamw8bit"]
+Schedule = Literal["constant", "linear", "cosine"]
+Preset = Literal["dr_grpo", "dapo", "gspo"]
+RolloutWeighting = Literal["sequence", "rollout"]
+Credit = Literal["rollout", "turn"]
 FOREIGN_ENGINE_CAP: Final = 2.0
 """Of importance weights where an engine samples whose arithmetic is not ours."""
 _CHOICES: Final = {
@@ -34,12 +47,16 @@ _CHOICES: Final = {
     "kl_estimator": KlEstimator,
     "precision": Precision,
     "optimiser": Optimiser,
+    "schedule": Schedule,
 }
 _AT_LEAST_ONE: Final = ("epochs", "minibatches", "max_batch_tokens", "constant_length", "processes")
 _NOT_NEGATIVE: Final = (
-    *("weight_decay", "warmup_steps", "clip_low", "clip_high"),
+    *("weight_decay", "warmup_steps", "warmup_ratio", "clip_low", "clip_high"),
     *("kl_coefficient", "entropy_coefficient"),
 )
+DAPO_LONGEST_ANSWER: Final = 20_480
+OVERLONG_SHARE: Final = 5
+"""What part of the longest answer DAPO's buffer is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +73,12 @@ class LearnerSettings:
     weight_decay: float = 0.0
     warmup_steps: int = 0
     """Optimiser steps over which the learning rate grows in equal parts to its full size."""
+    warmup_ratio: float = 0.0
+    """The same as a share of `total_steps`; the longer of the two counts."""
+    schedule: Schedule = "constant"
+    """What becomes of the learning rate after the warm-up: it stays, or falls to 0 in a line or half a cosine."""
+    total_steps: int | None = None
+    """Optimiser steps at which a schedule ends; None takes those of the whole training, as it is planned."""
     max_grad_norm: float | None = 1.0
     """Longer gradients are shortened to this; None leaves them as they are."""
     epochs: int = 1
@@ -67,10 +90,12 @@ class LearnerSettings:
     objective: Objective = "policy"
     """"likelihood" maximises the log-probability of the samples, weighted by advantage: supervised fine-tuning."""
     level: RatioLevel = "token"
-    """Whether the ratio of new to old probability is of a token, or the geometric mean of a sequence (GSPO)."""
+    """Whether the ratio of new to old probability is of a token, or the geometric mean of a sequence; the latter is
+    clipped far more narrowly, see `gspo`."""
     aggregate: Aggregate = "token_mean"
     """Every token counts alike; or every sequence, by the mean of its tokens; or the sum of a sequence's tokens is
-    divided by `constant_length`, whatever its length (Dr. GRPO)."""
+    divided by `constant_length`, whatever its length (Dr. GRPO). All that were sampled count, also those that teach
+    nothing: the fewer groups teach, the smaller the step."""
     constant_length: int = 1024
     clip_low: float = 0.2
     """A ratio below 1 minus this is no further reason to make a bad token less likely."""
@@ -104,6 +129,30 @@ class LearnerSettings:
     each GPU of this machine (FSDP2), or all on the CPU; only `GRPO` starts them."""
     seed: int = 0
     """Of the order in which samples are put into minibatches."""
+    preset: Preset | None = None
+    """Set by a preset: `GRPO` chooses samples as it does, where it is given no `SampleSettings`."""
+
+    @classmethod
+    def dr_grpo(cls, **changes: Any) -> Self:
+        """Dr. GRPO (Liu et al. 2025): every token counts the same, whatever the length of its answer or of others.
+
+        `constant_length` is the longest answer. Advantages are not divided by a deviation.
+        """
+        return cls(**{"preset": "dr_grpo", "aggregate": "constant", "clip_low": 0.2, "clip_high": 0.2, **changes})
+
+    @classmethod
+    def dapo(cls, **changes: Any) -> Self:
+        """DAPO (Yu et al. 2025): a higher upper bound of the ratio, and every token of a batch counts the same.
+
+        Groups without variance are replaced by others, and too long answers are punished softly.
+        """
+        return cls(**{"preset": "dapo", "aggregate": "token_mean", "clip_low": 0.2, "clip_high": 0.28, **changes})
+
+    @classmethod
+    def gspo(cls, **changes: Any) -> Self:
+        """GSPO (Zheng et al. 2025): ratios of whole sequences, in narrow bounds; every sequence counts the same."""
+        own = {"level": "sequence", "aggregate": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4}
+        return cls(**{"preset": "gspo", **own, **changes})
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
@@ -123,6 +172,8 @@ class LearnerSettings:
             ("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1"),
             ("importance_cap", cap == "auto" or not isinstance(cap, str), "'auto', None or above 0"),
             ("threads", self.threads is None or self.threads >= 1, "None or at least 1"),
+            ("warmup_ratio", self.warmup_ratio <= 1, "at most 1"),
+            ("total_steps", self.total_steps is None or self.total_steps >= 1, "None or at least 1"),
         ]
         if self.processes > 1:
             rules.append(("optimiser", self.optimiser == "adamw", "'adamw' where there are several processes"))
@@ -140,6 +191,101 @@ class LearnerSettings:
         if self.importance_cap != "auto":
             return self
         return replace(self, importance_cap=None if is_embedded else FOREIGN_ENGINE_CAP)
+
+    def planned(self, total_steps: int) -> Self:
+        """The same with the steps of the whole training, where none are set."""
+        return self if self.total_steps is not None else replace(self, total_steps=total_steps)
+
+    def rate_share(self, step: int) -> float:
+        """What part of its learning rate the optimiser's step has, counted from 0."""
+        if self.total_steps is None and (self.schedule != "constant" or self.warmup_ratio):
+            raise ConfigurationError("A schedule of the learning rate needs total_steps, the steps of the training.")
+        total = self.total_steps or 0
+        warmup = max(self.warmup_steps, math.ceil(self.warmup_ratio * total))
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min(1.0, (step - warmup) / max(1, total - warmup))
+        if self.schedule == "linear":
+            return 1 - done
+        return (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """Which rollouts count, and how; ConfigurationError names the value that cannot be used."""
+
+    advantage: AdvantageKind = "grpo"
+    reward_weights: Mapping[str, float] | None = None
+    """A rollout's reward is the sum of the rewards that it emitted under these names, times their weights; one that it
+    did not emit counts 0, one that no rollout of a step emitted is an error. None takes the primary reward."""
+    credit: Credit = "rollout"
+    """"turn" judges each model call by the rewards emitted after it, up to the end: returns to go, compared with those
+    of the same turn of other rollouts of the group. "rollout" gives all calls the rollout's advantage."""
+    discount: float = 1.0
+    """With turns: what a reward counts one turn earlier."""
+    longest_answer: int | None = None
+    """Tokens at which DAPO's soft penalty is -1: it is added to the reward of a rollout with an answer that is longer
+    than this less `overlong_buffer`, within which it grows from 0. None has no penalty."""
+    overlong_buffer: int | None = None
+    """None is a fifth of `longest_answer`."""
+    failed: FailedReward = "skip"
+    """What a rollout that failed counts: "skip" leaves it out, because it may be the machine's fault; "worst" is 0, or
+    the smallest reward of the batch if that is negative; a number is its reward. If it counts, it is learned from."""
+    min_group_size: int = 2
+    """Rewards that a group needs; with "reinforce_plus_plus", that the batch needs."""
+    skip_truncated: bool = True
+    """Leave out sequences with an answer that was cut off; False learns from them as from any other, but for those that
+    the server broke off."""
+    guess_truncated: bool = False
+    """Where the finish reason of a call was not recorded, an answer that does not end with an end token counts as cut
+    off; that is wrong for those that a stop text ended."""
+    max_tokens: int | None = None
+    """Longer sequences are left out."""
+    max_staleness: int | None = None
+    """Sequences sampled from weights that are more versions old than this are left out."""
+    rollout_weighting: RolloutWeighting = "sequence"
+    """Every sequence counts 1; or every rollout counts 1, and its sequences share that equally."""
+    temperature: float = 1.0
+    """With which the rollouts were sampled."""
+
+    @classmethod
+    def dr_grpo(cls, **changes: Any) -> Self:
+        """Advantages without a deviation, and answers that were cut off are learned from."""
+        return cls(**{"advantage": "grpo_no_std", "skip_truncated": False, **changes})
+
+    @classmethod
+    def dapo(cls, **changes: Any) -> Self:
+        """Answers that were cut off are learned from, and long ones are punished softly: set `longest_answer`."""
+        return cls(**{"longest_answer": DAPO_LONGEST_ANSWER, "skip_truncated": False, **changes})
+
+    @classmethod
+    def gspo(cls, **changes: Any) -> Self:
+        """Answers that were cut off are learned from."""
+        return cls(**{"skip_truncated": False, **changes})
+
+    @classmethod
+    def of(cls, preset: Preset | None) -> Self:
+        """What belongs to a preset of `LearnerSettings`."""
+        made: Self = cls() if preset is None else getattr(cls, preset)()
+        return made
+
+    def __post_init__(self) -> None:
+        check_choice("advantage", self.advantage, AdvantageKind)
+        check_choice("rollout_weighting", self.rollout_weighting, RolloutWeighting)
+        check_choice("credit", self.credit, Credit)
+        check_failed_reward("failed", self.failed)
+        least_of = {"min_group_size": 2, "max_tokens": 2, "longest_answer": 1, "overlong_buffer": 1}
+        for name, least in (least_of | dict.fromkeys(("max_staleness", "temperature", "discount"), 0)).items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ConfigurationError(f"{name} is {value!r}; it must be at least {least}.")
+        if self.overlong_buffer is not None and self.overlong_buffer > (self.longest_answer or 0):
+            raise ConfigurationError(f"overlong_buffer is {self.overlong_buffer}; set a longest_answer that is longer.")
+        weights = self.reward_weights
+        if weights is not None and (not weights or not all(map(math.isfinite, weights.values()))):
+            raise ConfigurationError(f"reward_weights is {dict(weights)}; give finite weights by names of rewards.")
+        if weights is not None and self.credit == "turn":
+            raise ConfigurationError("reward_weights cannot be used with credit='turn': calls have primary rewards.")
 
 
 def check_choice(name: str, value: object, kind: object) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.algorithm.grpo.packing import Row
-from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.sharded_rank import (
     SETTINGS_FILE,
@@ -122,13 +122,15 @@ class ShardedLearner:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], sampled: Sampled | None = None) -> dict[str, float]:
         """Learn from samples once; the metrics of it. TrainingError as of `Learner`, or if a process has ended."""
         if not samples:
             raise TrainingError("There are no samples to learn from.")
         for sample in samples:
             Row.of(sample, self.model)  # raises if it cannot be learned from
-        metrics: dict[str, float] = self._command("update", samples=[asdict(sample) for sample in samples])
+        whole = None if sampled is None else asdict(sampled)
+        found = self._command("update", samples=[asdict(sample) for sample in samples], sampled=whole)
+        metrics: dict[str, float] = found
         return metrics
 
     def state(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.learner import Figures, Learner
 from agentlightning.algorithm.grpo.packing import Pack, Row
-from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs
 from agentlightning.engine.checkpoint import load
@@ -132,9 +132,9 @@ class RankLearner(Learner):
         self._take_weights()
         super().__init__(model, settings)
 
-    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], sampled: Sampled | None = None) -> dict[str, float]:
         """As a single process does; the file has the new weights when all ranks have returned."""
-        metrics = super().update(samples)
+        metrics = super().update(samples, sampled)
         for name, weight in self._weights.items():
             self._rows(self._shared[name]).copy_(weight.detach())
         return metrics
@@ -335,9 +335,16 @@ def _learner(settings: dict[str, Any], folder: Path) -> RankLearner:
     return RankLearner(model, chosen, root=root, weights_file=folder / WEIGHTS_FILE)
 
 
-def _carry_out(learner: RankLearner, folder: Path, *, kind: str, samples: Sequence[Any] = ()) -> dict[str, Any]:
+def _carry_out(
+    learner: RankLearner,
+    folder: Path,
+    *,
+    kind: str,
+    samples: Sequence[Any] = (),
+    sampled: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     if kind == "update":
-        return learner.update([Sample(**sample) for sample in samples])
+        return learner.update([Sample(**one) for one in samples], None if sampled is None else Sampled(**sampled))
     if kind == "save":
         torch.save(learner.state(), folder / f"{STATE_FILE}.{dist.get_rank()}")
     else:

@@ -62,6 +62,8 @@ class Fitting:
             checkpoints: Where each epoch is saved; None saves nothing.
             progress: Kept in each checkpoint for the caller.
         """
+        steps = settings.epochs * -(-len(examples.train) // settings.batch_size)
+        learner.settings = learner.settings.planned(steps)
         self.learner = learner
         self.examples = examples
         self.settings = settings

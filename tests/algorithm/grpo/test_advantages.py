@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentlightning.algorithm.grpo.advantages import AdvantageKind, Degenerate, advantages
 
-KINDS: list[AdvantageKind] = ["grpo", "grpo_no_std", "rloo", "reinforce_plus_plus"]
+KINDS: list[AdvantageKind] = ["grpo", "grpo_no_std", "grpo_batch_std", "rloo", "reinforce_plus_plus"]
 REWARDS = np.array([0.0, 1.0, 1.0, 0.25])
 
 

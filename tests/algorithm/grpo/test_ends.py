@@ -13,6 +13,7 @@ import agentlightning as agl  # after the check for torch
 from agentlightning.algorithm.batches import Batches
 from agentlightning.algorithm.grpo import Checkpoints
 from agentlightning.algorithm.grpo.grpo import MOST_EMPTY_STEPS
+from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.engine.checkpoint import load, read_extra
 from agentlightning.errors import ConfigurationError, TrainingError
 from tests.algorithm.grpo.training import (
@@ -146,10 +147,10 @@ def spoil_update_after(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
 
     original = Learner.update
 
-    def spoiled(self: Learner, samples: Any) -> Any:
+    def spoiled(self: Learner, *batch: Any) -> Any:
         if self.version == updates:
             next(iter(self.model.trainable().values())).data.fill_(float("nan"))
-        return original(self, samples)
+        return original(self, *batch)
 
     monkeypatch.setattr(Learner, "update", spoiled)
 
@@ -174,6 +175,23 @@ def test_error_of_the_run_is_raised_where_its_model_cannot_be_written(
         fit(grpo(steps=5, output=tmp_path / "file" / "model", checkpoints=tmp_path / "checkpoints", save_every=1))
 
     assert "could not be kept" in caplog.text
+
+
+def test_run_stops_at_the_alarm_of_its_sentinel_which_shows_both_curves(caplog: pytest.LogCaptureFixture) -> None:
+    class Hacking(Asking):
+        async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> None:  # type: ignore[override]
+            own, step = await super().rollout_async(task, resources, rollout), rollout.metadata["step"]
+            agl.emit_reward({"trained": step / 10 + 0.1 * own, "watched": 1 - step / 10}, primary_key="trained")
+
+    algorithm = grpo(steps=30, sentinel=Sentinel("watched", stop=True))
+    made = fit(algorithm, Hacking(every_second))
+
+    (run,) = asyncio.run(_runs(made.store))
+    (alarm,) = run.summary["alarms"]
+    assert (run.status, algorithm.progress.step, alarm["name"]) == ("succeeded", 6, "reward_hacking")
+    assert alarm["curves"]["watched/mean"] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+    assert "reward/mean: 0.05 0.15 0.25 0.35 0.45 0.55" in caplog.text
+    assert "watched/mean: 1.00 0.90 0.80 0.70 0.60 0.50" in caplog.text
 
 
 # ---------------------------------------------------------------------- a run that was killed

@@ -146,10 +146,10 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
 
     original = Learner.update
 
-    def spoiled(self: Learner, samples: Any) -> Any:
+    def spoiled(self: Learner, *batch: Any) -> Any:
         if self.version == 2:
             next(iter(self.model.trainable().values())).data.fill_(float("nan"))
-        return original(self, samples)
+        return original(self, *batch)
 
     monkeypatch.setattr(Learner, "update", spoiled)
     with pytest.raises(TrainingError, match="nan"):
@@ -257,10 +257,10 @@ def test_run_that_is_stopped_leaves_a_checkpoint_of_whole_steps(
     made: list[agl.Trainer] = []
     original, is_cancelled = Learner.update, threading.Event()
 
-    def stopping(self: Learner, samples: Any) -> Any:
+    def stopping(self: Learner, *batch: Any) -> Any:
         if self.version == 1 and moment == "learning":
             made[0].stop()
-        return original(self, samples)
+        return original(self, *batch)
 
     def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
         if rollout.metadata["step"] == 1 and moment == "rollouts" and made[0].state == "running":
@@ -307,10 +307,10 @@ def test_rollouts_of_the_next_step_run_while_the_model_learns(
 
     agent, original, were_answered = Asking(every_second), Learner.update, list[bool]()
 
-    def update(self: Learner, samples: Any) -> Any:
+    def update(self: Learner, *batch: Any) -> Any:
         if self.version < 3:
             were_answered.append(agent.await_step(self.version + 1))
-        return original(self, samples)
+        return original(self, *batch)
 
     monkeypatch.setattr(Learner, "update", update)
     made = fit(grpo(steps=4, max_staleness=1), agent)
@@ -336,7 +336,7 @@ def test_only_calls_of_matching_agents_are_learned_from(engine: SharedEngine, mo
             return self.judge(self, task, rollout, "")
 
     seen, original = list[Any](), Learner.update
-    monkeypatch.setattr(Learner, "update", lambda self, samples: (seen.extend(samples), original(self, samples))[1])
+    monkeypatch.setattr(Learner, "update", lambda self, *batch: (seen.extend(batch[0]), original(self, *batch))[1])
 
     algorithm = grpo(steps=1, agent_match="^solver$")
     fit(algorithm, Two(every_second))
@@ -364,9 +364,9 @@ def test_two_policies_learn_each_from_its_own_calls(monkeypatch: pytest.MonkeyPa
 
     seen, original = dict[int, list[Any]](), Learner.update
 
-    def update(self: Learner, samples: Any) -> Any:
-        seen.setdefault(id(self), []).extend(samples)
-        return original(self, samples)
+    def update(self: Learner, *batch: Any) -> Any:
+        seen.setdefault(id(self), []).extend(batch[0])
+        return original(self, *batch)
 
     monkeypatch.setattr(Learner, "update", update)
     algorithm = grpo(model={"planner": "tiny", "solver": "tiny"}, tasks_per_step=4, steps=2, output=tmp_path / "out")

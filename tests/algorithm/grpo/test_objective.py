@@ -108,7 +108,7 @@ def computed(batch: list[Conversation], variant: Variant) -> tuple[Loss, torch.T
         logprobs=found.logprobs,
         old_logprobs=column([one.old for one in batch]),
         sequences=sequences,
-        advantages=torch.tensor([one.advantage for one in batch], dtype=torch.float64),
+        advantages=torch.tensor([one.advantage for one in batch], dtype=torch.float64)[sequences],
         coefficients=torch.tensor(coefficients, dtype=torch.float64),
         entropies=found.entropies,
         engine_logprobs=column([one.engine for one in batch]),

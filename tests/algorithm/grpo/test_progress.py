@@ -64,7 +64,7 @@ def test_failed_rollouts_count_in_the_mean_where_that_is_wanted() -> None:
 
     progress.note(finished(1.0, 0.5) + finished(None, None, status="failed"), metrics, learned=True, failed="worst")
 
-    assert (progress.rewards, progress.lowest) == ([0.375], 0.0)
+    assert (progress.rewards, progress.seen_rewards) == ([0.375], [0.0, 1.0])
     assert (metrics["rollouts/failed"], metrics["reward/min"]) == (2, 0.0)
 
 
@@ -127,7 +127,7 @@ def test_run_goes_on_from_what_was_saved(tmp_path: Path, policies: list[Policy])
     assert later.restore(policies, order)
 
     assert (later.step, later.rewards, later.baseline) == (3, [0.5] * 3, progress.baseline)
-    assert (later.lowest, later.highest) == (0.0, 1.0)
+    assert later.seen_rewards == [0.0, 1.0]
     assert order.take(6) == curriculum.take(6)
     assert [policy.version for policy in policies] == [0, 2]
     assert all(torch.equal(tensor, changed[name]) for name, tensor in policies[1].model.state().items())

@@ -12,7 +12,8 @@ from agentlightning.adapter.trajectory import (
     TokenSequence,
     Trajectory,
 )
-from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, SampleSettings, Skipped, batch_of
+from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, Skipped, batch_of
+from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.algorithm.intervals import FailedReward
 from agentlightning.errors import ConfigurationError
 
@@ -164,7 +165,39 @@ def test_groups_without_variance_are_left_out_and_the_words_say_so() -> None:
     assert found.samples == []
     assert found.report.metrics()["skipped/no_variance"] == 4
     assert found.report.metrics()["groups/used"] == 0
-    assert found.report.words() == "0 of 4 rollouts in 0 of 2 groups were used; left out: 4 rollouts no_variance."
+    assert found.report.words() == (
+        "0 of 4 rollouts in 0 of 2 groups were used; left out: 4 rollouts no_variance. Groups without variance: 2 all "
+        "right (reward 1); 2 collapsed to one answer."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "seen", "kinds"),
+    [
+        ([1.0, 0.0], [], ["all_right", "all_wrong"]),
+        ([0.5], [], ["same"]),
+        ([0.5], [0.1, 0.5], ["all_right"]),
+        ([-1.0, 3.0], [-1.0, 3.0], ["all_wrong", "all_right"]),
+        ([0.5], [0.0, 1.0], ["same"]),
+    ],
+    ids=["of-0-and-1", "never-differed", "best-so-far", "other-range", "between"],
+)
+def test_a_step_without_variance_says_whether_all_was_right_or_wrong(
+    rewards: list[float], seen: list[float], kinds: list[str]
+) -> None:
+    answers = sequence(), sequence((6, END))
+    outcomes = [outcome(reward, answer, group=str(reward)) for reward in rewards for answer in answers]
+
+    report = batch_of(outcomes, SampleSettings(), seen_rewards=seen).report
+
+    metrics = report.metrics()
+    assert [one.kind for one in report.same] == kinds
+    assert metrics["groups/same"] == len(rewards)
+    assert (metrics["groups/all_right"], metrics["groups/all_wrong"]) == tuple(
+        kinds.count(kind) for kind in ("all_right", "all_wrong")
+    )
+    assert metrics["groups/one_answer"] == 0
+    assert "collapsed" not in report.words()
 
 
 def test_a_rollout_whose_tokens_are_left_out_still_takes_part_in_the_comparison() -> None:

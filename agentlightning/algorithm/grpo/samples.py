@@ -226,7 +226,8 @@ class Batch:
 
     samples: list[Sample]
     report: BatchReport
-    sampled: Sampled = Sampled(0, 0.0, 0.0)
+    sampled: Sampled | None = None
+    """What the means of the loss are over; None takes the samples alone."""
 
 
 def batch_of(

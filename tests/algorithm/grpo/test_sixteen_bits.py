@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="Hugging Face models need transformer
 
 from agentlightning.algorithm.grpo import Checkpoints, Learner, LearnerSettings  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
-from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
+from agentlightning.algorithm.grpo.samples import Batch, BatchReport, Sample  # noqa: E402
 from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.model import logits_of  # noqa: E402
@@ -178,7 +178,7 @@ async def test_a_run_that_is_resumed_publishes_the_same_numbers(tmp_path: Path, 
         return policy
 
     whole, resumed = started(), started()
-    await whole.update(lessons)
+    await whole.update(Batch(lessons, BatchReport()))
     Checkpoints(tmp_path).save(
         1, model_state=whole.model.state(), learner_state=whole.learner_state(), progress={"version": 1}
     )
@@ -186,7 +186,7 @@ async def test_a_run_that_is_resumed_publishes_the_same_numbers(tmp_path: Path, 
     assert saved is not None
     resumed.restore(saved.model_state(), saved.learner_state(), saved.progress["version"])
     for policy in (whole, resumed):
-        await policy.update(lessons)
+        await policy.update(Batch(lessons, BatchReport()))
         await policy.publish()
 
     published: Any = [policy.engine.published for policy in (whole, resumed)]

@@ -22,7 +22,7 @@ from small_png import shrunk  # noqa: E402 # beside this file
 from agentlightning.store import LightningStoreServer, SqliteLightningStore  # noqa: E402 # found by the line above
 from tests.dashboard.browser import Page, chromium_path, open_page, running_browser  # noqa: E402 # as above
 
-TRAININGS: Final = ({"steps": 14, "group_size": 8, "seed": 0}, {"steps": 14, "group_size": 4, "seed": 1})
+TRAININGS: Final = ({"steps": 12, "group_size": 8, "seed": 0}, {"steps": 12, "group_size": 4, "seed": 1})
 WIDTH, HEIGHT, NARROW = 1100, 800, 400
 MOST_HEIGHT: Final = 1250
 MOST_BYTES: Final = 150_000
@@ -39,7 +39,7 @@ def train(file: Path, steps: int, group_size: int, seed: int) -> None:
     from agentlightning.trainer import Trainer
 
     Trainer(
-        algorithm=GRPO("tiny", steps=steps, group_size=group_size, tasks_per_step=12, validate_every=4, seed=seed),
+        algorithm=GRPO("tiny", steps=steps, group_size=group_size, tasks_per_step=10, validate_every=4, seed=seed),
         store=f"sqlite:///{file}",
         n_runners=1,
         strategy={"type": "cs", "server_port": 0},

@@ -142,7 +142,7 @@ def _show(text: str) -> None:
 
 COMMAND = Command(
     name="dashboard",
-    description="Look at a store in the browser: rollouts, their traces and conversations, rewards, runs.",
+    description="Look at a store in the browser: runs, rollouts with their conversations and tokens, prompts, workers.",
     examples=EXAMPLES,
     add_arguments=_add_arguments,
     run=_run,

@@ -11,7 +11,7 @@ const MOST_TOGETHER = 4; // curves in one chart
 /** The few charts that say how a training goes; a curve may have the names of its interval. */
 const MAIN = [
   ["Reward", [
-    { name: "train", metric: "reward/mean", low: "reward/low", high: "reward/high" },
+    { name: "train", metric: "reward/mean", low: "interval/low", high: "interval/high" },
     { name: "validation", metric: "validation/reward", low: "validation/low", high: "validation/high" },
     { name: "watched", metric: "watched/mean" },
     { name: "best prompt", metric: "apo/best_score" },

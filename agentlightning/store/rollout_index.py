@@ -4,7 +4,7 @@ The first four stand in what an algorithm sends with a rollout, its metadata and
 latest attempt. SQL keeps them in a table of their own, memory reads them where they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -22,10 +22,6 @@ __all__ = [
     "searched_text",
 ]
 
-INDEX_COLUMNS: Final = ("reward", "run_id", "step", "group_id", "agent", "error")
-"""In the order of `index_values`."""
-ROLLOUT_FIELDS: Final = (frozenset(Rollout.model_fields) - {"config", "metadata", "output"}) | set(INDEX_COLUMNS)
-"""Fields a query may filter and sort by; `input` only as a text that contains another."""
 ENDED_BADLY: Final = ("failed", "timeout", "unresponsive")
 """Statuses of an attempt that are errors themselves."""
 
@@ -39,38 +35,57 @@ def failure_text(attempt: Attempt | None) -> str | None:
     return f"{noted['type']}: {first_line}" if first_line else str(noted["type"])
 
 
-def index_values(rollout: Rollout, attempt: Attempt | None) -> tuple[float | None, Any, Any, Any, Any, str | None]:
+def _text_in_metadata(name: str, rollout: Rollout) -> str | None:
+    value = (rollout.metadata or {}).get(name)
+    return value if isinstance(value, str) else None
+
+
+def _step_of(rollout: Rollout) -> int | None:
+    step = (rollout.metadata or {}).get("step")
+    return step if type(step) is int and abs(step) < 2**63 else None
+
+
+def _agent_of(rollout: Rollout) -> str | None:
+    """The agent that a task names, in itself or in the metadata of a `Task`."""
+    agent = rollout.input.get("agent") if isinstance(rollout.input, dict) else None
+    row = (rollout.metadata or {}).get(TASK_ROW)
+    if agent is None and isinstance(row, Mapping) and isinstance(row.get("metadata"), Mapping):
+        agent = row["metadata"].get("agent")
+    return agent if isinstance(agent, str) else None
+
+
+def _error_of(attempt: Attempt | None) -> str | None:
+    noted = failure_text(attempt)
+    return attempt.status if noted is None and attempt is not None and attempt.status in ENDED_BADLY else noted
+
+
+_READERS: Final[Mapping[str, Callable[[Rollout, Attempt | None], Any]]] = {
+    "reward": lambda rollout, _: rollout.reward,
+    "run_id": lambda rollout, _: _text_in_metadata("run_id", rollout),
+    "step": lambda rollout, _: _step_of(rollout),
+    "group_id": lambda rollout, _: _text_in_metadata("group", rollout),
+    "agent": lambda rollout, _: _agent_of(rollout),
+    "error": lambda _, attempt: _error_of(attempt),
+    "input": lambda rollout, _: orjson.dumps(rollout.input, default=str, option=orjson.OPT_NON_STR_KEYS).decode(),
+}
+INDEX_COLUMNS: Final = tuple(name for name in _READERS if name != "input")
+ROLLOUT_FIELDS: Final = (frozenset(Rollout.model_fields) - {"config", "metadata", "output"}) | set(INDEX_COLUMNS)
+"""Fields a query may filter and sort by; `input` only as a text that contains another."""
+
+
+def index_values(rollout: Rollout, attempt: Attempt | None) -> list[Any]:
     """What a rollout is found by, in the order of `INDEX_COLUMNS`.
 
     Args:
         attempt: Its latest.
     """
-    metadata, task = rollout.metadata or {}, rollout.input
-    run_id, step, group = metadata.get("run_id"), metadata.get("step"), metadata.get("group")
-    agent = task.get("agent") if isinstance(task, dict) else None
-    row = metadata.get(TASK_ROW)
-    if agent is None and isinstance(row, Mapping) and isinstance(row.get("metadata"), Mapping):
-        agent = row["metadata"].get("agent")
-    error = failure_text(attempt)
-    if error is None and attempt is not None and attempt.status in ENDED_BADLY:
-        error = attempt.status
-    return (
-        rollout.reward,
-        run_id if isinstance(run_id, str) else None,
-        step if type(step) is int and abs(step) < 2**63 else None,
-        group if isinstance(group, str) else None,
-        agent if isinstance(agent, str) else None,
-        error,
-    )
+    return [_READERS[name](rollout, attempt) for name in INDEX_COLUMNS]
 
 
 def index_value(rollout: Rollout, attempt: Attempt | None, field: str) -> Any:
     """One field that a query names, of the rollout itself or of its index."""
-    if field == "input":
-        return orjson.dumps(rollout.input, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    if field in Rollout.model_fields:
-        return getattr(rollout, field)
-    return index_values(rollout, attempt)[INDEX_COLUMNS.index(field)]
+    reader = _READERS.get(field)
+    return getattr(rollout, field) if reader is None else reader(rollout, attempt)
 
 
 def searched_text(text: str) -> str:

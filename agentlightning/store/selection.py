@@ -4,6 +4,7 @@
 index of its own translates the same value instead and must give the same answer.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ __all__ = ["Condition", "Selection", "choose", "page_of"]
 LARGEST_NUMBER = 2**63 - 1
 PAGING = frozenset(["filter_logic", "sort_by", "sort_order", "limit", "offset"])
 """Arguments of a query that are no filters."""
+
+FEW = 8
+"""Of so many times as many records, a page is picked instead of sorting them all."""
 
 RecordT = TypeVar("RecordT")
 
@@ -111,10 +115,16 @@ def choose(
     elif conditions:
         chosen = [record for record in chosen if any(one.holds(read(record, one.field)) for one in conditions)]
     if name is not None:  # missing values first
-        values = ((value is not None, value) for value in (read(record, name) for record in chosen))
-        by_value = zip(values, chosen, strict=True)
-        is_descending = selection.sort_order == "desc"
-        chosen = [record for _, record in sorted(by_value, key=lambda pair: pair[0], reverse=is_descending)]
+        values = [read(record, name) for record in chosen]
+        keys: list[Any] = [(value is not None, value) for value in values] if None in values else values
+        order = range(len(keys))
+        end = selection.offset + selection.limit
+        if selection.limit >= 0 and end * FEW < len(keys):  # of many, the first few
+            first = heapq.nlargest if selection.sort_order == "desc" else heapq.nsmallest
+            places = first(end, order, key=keys.__getitem__)
+            return selection.page([chosen[place] for place in places[selection.offset :]], len(keys))
+        places = sorted(order, key=keys.__getitem__, reverse=selection.sort_order == "desc")
+        chosen = [chosen[place] for place in places]
     return page_of(chosen, selection)
 
 

@@ -8,7 +8,7 @@ from agentlightning.store import LightningStoreServer
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import PromptTemplate
 from tests.dashboard.browser import Page
-from tests.dashboard.conftest import Serve, failed, finished, reward_span, span_of
+from tests.dashboard.conftest import TRAINING_SECONDS, Serve, failed, finished, reward_span, span_of
 
 SECRET = "a-master-token-of-some-length"
 HOSTILE = "<img src=x onerror='window.wasRun = true'>"
@@ -159,6 +159,7 @@ async def test_keys_lead_to_views_rows_and_filters(page: Page, serve: Serve) -> 
     assert await page.ask("document.activeElement.closest('.filters') !== null")
 
 
+@pytest.mark.timeout(TRAINING_SECONDS + 120)  # it may have to train first
 async def test_every_view_fits_a_narrow_screen(page: Page, trained: LightningStoreServer) -> None:
     (run, _) = await trained.query_runs(sort_by="start_time")
     (rollout,) = await trained.query_rollouts(mode_in=["train"], limit=1)

@@ -18,9 +18,9 @@ def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
 
 
 def main(file: str) -> None:
-    for group_size in (4, 2):
+    for group_size, steps in ((4, 3), (2, 1)):
         store = SqliteLightningStore(file)
-        algorithm = grpo(group_size=group_size, tasks_per_step=3, steps=3)
+        algorithm = grpo(group_size=group_size, tasks_per_step=3, steps=steps)
         fit(algorithm, Asking(judge), store=store, name=f"groups of {group_size}")
         asyncio.run(_publish(store, f"Answer in {group_size} words.\nBe kind."))
 

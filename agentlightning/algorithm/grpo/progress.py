@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.grpo.advantages import are_same
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
-from agentlightning.algorithm.intervals import Estimate, FailedReward, effect_of_failed, reward_of_failed
+from agentlightning.algorithm.intervals import (
+    Estimate,
+    FailedReward,
+    effect_of_failed,
+    estimate,
+    is_finite,
+    reward_of_failed,
+)
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset
@@ -151,6 +158,9 @@ class Progress:
             metrics["reward/mean"] = self.rewards[-1]
             metrics["reward/max"] = max(rewards)
             metrics["reward/min"] = min(rewards)
+            bounds = estimate(rewards)  # as if the rollouts of a group were independent
+            if is_finite(bounds.low) and is_finite(bounds.high):
+                metrics["interval/low"], metrics["interval/high"] = bounds.low, bounds.high
             more = f" ({words})" if failures else ""
             logger.info("Step %d: mean reward %.3f of %d rollouts%s", self.step, self.rewards[-1], len(rewards), more)
 

@@ -46,6 +46,7 @@ def test_failed_rollouts_are_counted_and_are_no_zeros() -> None:
     assert progress.rewards == [0.75]
     assert (metrics["rollouts/finished"], metrics["rollouts/failed"]) == (4, 2)
     assert (metrics["reward/mean"], metrics["reward/min"], metrics["reward/max"]) == (0.75, 0.5, 1.0)
+    assert 0.0 <= metrics["interval/low"] < 0.75 < metrics["interval/high"] <= 1.0
 
 
 @pytest.mark.parametrize(("failed", "is_warned"), [(1, False), (2, True)], ids=["a tenth", "more"])

@@ -1,7 +1,6 @@
 """Rewards are read off spans in every format there is."""
 
 import json
-import logging
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from agentlightning.types.rewards import (
     is_reward_span,
     reward_payload_of,
     reward_value_of,
-    rewards_of,
 )
 from tests.adapter.spans import REWARD, reward, span
 
@@ -42,39 +40,12 @@ def test_reward_of_a_span(name: str, attributes: dict[str, Any], value: float | 
     assert is_reward_span(judged) == (value is not None)
 
 
-def test_a_dictionary_is_read_as_well_as_its_json() -> None:
-    class Recorded:
-        name = "task"
-        attributes = {"agentops.task.output": PAYLOAD}  # noqa: RUF012 # stands for a foreign span
-
-    assert reward_value_of(Recorded()) == 0.5
-
-
 def test_a_span_without_attributes_has_no_reward() -> None:
     class Bare:
         name = REWARD
         attributes = None
 
     assert reward_payload_of(Bare()) == {}
-
-
-def test_a_reward_that_is_no_number_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR):
-        assert reward_value_of(span("a", name=REWARD, attributes={"reward": "good"})) is None
-
-    assert "'good'" in caplog.text
-
-
-def test_several_rewards_keep_their_names_the_primary_first() -> None:
-    attributes: dict[str, Any] = {}
-    for index, (name, value) in enumerate([("accuracy", 1.0), ("style", 0.25)]):
-        attributes |= {f"agentlightning.reward.{index}.name": name, f"agentlightning.reward.{index}.value": value}
-
-    found = rewards_of(span("a", attributes=attributes))
-
-    assert [(one.name, one.value) for one in found] == [("accuracy", 1.0), ("style", 0.25)]
-    assert [one.name for one in rewards_of(reward("b", None, 1.0, at=0.0))] == ["primary"]
-    assert rewards_of(span("c")) == []
 
 
 def test_final_reward_is_the_last_that_is_a_number() -> None:

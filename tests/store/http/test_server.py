@@ -40,20 +40,6 @@ async def fetched(url: str, **options: Any) -> requests.Response:
 # ---------------------------------------------------------------------- starting and stopping
 
 
-async def test_server_can_be_stopped_and_started_again_on_its_port(serve: Any) -> None:
-    server = await serve()
-    port = server.port
-
-    for _ in range(3):
-        await server.stop()
-        with pytest.raises(requests.ConnectionError):
-            await fetched(f"{server.endpoint}/health")
-        await server.start()
-
-    assert server.port == port != 0
-    assert (await fetched(f"{server.endpoint}/health")).json() == {"status": "ok"}
-
-
 @pytest.mark.parametrize("method", ["start", "run_forever"])
 async def test_busy_port_is_an_error_at_once(method: str, serve: Any) -> None:
     first = await serve()
@@ -64,19 +50,6 @@ async def test_busy_port_is_an_error_at_once(method: str, serve: Any) -> None:
 
     await second.stop()
     assert (await fetched(f"{first.endpoint}/health")).status_code == 200
-
-
-async def test_stopping_what_does_not_run_does_nothing() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
-
-    await server.stop()
-    await server.start()
-    assert (await fetched(f"{server.endpoint}/health")).status_code == 200
-    await server.stop()
-    await server.stop()
-
-    with pytest.raises(requests.ConnectionError):
-        await fetched(f"{server.endpoint}/health")
 
 
 async def test_server_binds_this_machine_only_by_default() -> None:

@@ -6,7 +6,6 @@ again; at the end everything that any of them told is looked for.
 """
 
 import asyncio
-import os
 import random
 import signal
 import sqlite3
@@ -68,13 +67,7 @@ async def main(path):
     tell("open")
     await asyncio.gather(produce(store, itertools.count()), *(consume(store) for _ in range(4)))
 
-for line in sys.stdin:  # everything is imported once; each life is a fork of this single-threaded process
-    child = os.fork()
-    if child == 0:
-        asyncio.run(main(line.strip()))
-    tell("pid", child)
-    os.waitpid(child, 0)
-    tell("dead")
+asyncio.run(main(sys.argv[1]))
 """
 
 
@@ -100,26 +93,21 @@ class Told:
             self.done.add(words[0])
 
 
-def live_and_die(nursery: "subprocess.Popen[str]", path: Path, told: Told, steps: int, delay_seconds: float) -> None:
-    """Have a child born, kill it a moment after it has told so many steps, and hear what it said."""
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    nursery.stdin.write(f"{path}\n")
-    nursery.stdin.flush()
-    pid, heard, is_open, is_killed = 0, 0, False, False
-    while (line := nursery.stdout.readline()) != "dead\n":
-        assert line, "the nursery ended"
-        kind, *words = line.split()
-        if kind == "pid":
-            pid = int(words[0])
-        elif kind == "open":
-            is_open = True
-        else:
-            told.hear(line)
-            heard += 1
-        if pid and is_open and heard >= steps and not is_killed:
-            threading.Timer(delay_seconds, os.kill, (pid, signal.SIGKILL)).start()
-            is_killed = True
+def live_and_die(path: Path, told: Told, steps: int, delay_seconds: float) -> None:
+    """Start a child, kill it a moment after it has told so many steps, and read what it told until its end."""
+    is_killed, heard = False, 0
+    with warm_python.Popen(
+        [sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line != "open\n":
+                told.hear(line)
+                heard += 1
+            if heard >= steps and not is_killed:
+                threading.Timer(delay_seconds, child.kill).start()
+                is_killed = True
+    assert child.returncode == -signal.SIGKILL
 
 
 async def check(path: Path, told: Told) -> None:
@@ -157,16 +145,11 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path)
     chance = random.Random(20260101)
     path = tmp_path / "s.db"
     told = Told()
-    with warm_python.Popen(
-        [sys.executable, "-u", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as nursery:
-        for steps in STEPS_BEFORE_DEATH:
-            live_and_die(nursery, path, told, steps, chance.uniform(0, LONGEST_DELAY_SECONDS))
-            connection = sqlite3.connect(path)
-            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            connection.close()
-        assert nursery.stdin is not None
-        nursery.stdin.close()
+    for steps in STEPS_BEFORE_DEATH:
+        live_and_die(path, told, steps, chance.uniform(0, LONGEST_DELAY_SECONDS))
+        connection = sqlite3.connect(path)
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        connection.close()
 
     asyncio.run(check(path, told))
     asyncio.run(check_queue(path, told))

@@ -19,23 +19,13 @@ def rewards_of(store: agl.LightningStore) -> list[float | None]:
     return asyncio.run(read())
 
 
-def test_an_agent_that_asks_for_no_resource_needs_none() -> None:
-    def f(task: int) -> float:
-        return 1.0
-
-    trainer = agl.Trainer()
-    trainer.dev(f, [1, 2])
-
-    assert rewards_of(trainer.store) == [1.0, 1.0]
-
-
-def test_a_decorated_function_may_take_its_task_alone() -> None:
-    @agl.rollout
+@pytest.mark.parametrize("decorate", [lambda function: function, agl.rollout], ids=["plain", "decorated"])
+def test_a_function_that_takes_its_task_alone_needs_no_resource(decorate: Any) -> None:
     def agent(task: float) -> float:
         return task / 2
 
     trainer = agl.Trainer()
-    trainer.dev(agent, [1.0, 2.0])
+    trainer.dev(decorate(agent), [1.0, 2.0])
 
     assert rewards_of(trainer.store) == [0.5, 1.0]
 

@@ -29,18 +29,11 @@ async def rewards_of(store: agl.LightningStore) -> list[float | None]:
     return [agl.find_final_reward(await store.query_spans(rollout.rollout_id)) for rollout in rollouts]
 
 
-async def test_fit_works_inside_an_event_loop(strategy: Any) -> None:
+@pytest.mark.parametrize("method", ["fit", "dev"])
+async def test_a_trainer_works_inside_an_event_loop(strategy: Any, method: str) -> None:
     trainer = agl.Trainer(algorithm=agl.Baseline(), strategy=strategy, port=0, progress="off")
 
-    trainer.fit(succeed, [1, 2])
-
-    assert await rewards_of(trainer.store) == [1.0, 1.0]
-
-
-async def test_dev_works_inside_an_event_loop(strategy: Any) -> None:
-    trainer = agl.Trainer(strategy=strategy, port=0, progress="off")
-
-    trainer.dev(succeed, [1, 2])
+    getattr(trainer, method)(succeed, [1, 2])
 
     assert await rewards_of(trainer.store) == [1.0, 1.0]
 
@@ -141,10 +134,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "run-an-agent.md"
 
 def blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-
-def test_the_page_on_running_an_agent_can_be_pasted_into_a_file() -> None:
-    exec(compile("".join(blocks()), "my_agent.py", "exec"), {"__name__": "__main__"})
 
 
 async def test_the_page_on_running_an_agent_can_be_pasted_into_a_notebook() -> None:

@@ -76,45 +76,25 @@ def test_initial_resources_of_dev_are_published_once() -> None:
 # ---------------------------------------------------------------------- a plain `run`
 
 
-def test_a_plain_run_calls_the_store_without_await() -> None:
-    store = fitted(SendAll(), initial_resources=RESOURCES)
-
-    assert len(statuses_of(store)) == 1
-
-
-def test_a_coroutine_run_awaits_the_store() -> None:
-    class Awaiting(agl.Algorithm):
-        async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-            rollout = await self.get_store().enqueue_rollout(train_dataset[0])
-            await self.get_store().wait_for_rollouts([rollout.rollout_id])
-
-    store = fitted(Awaiting(), initial_resources=RESOURCES)
-
-    assert statuses_of(store) == ["succeeded"]
+class Awaiting(agl.Algorithm):
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        rollout = await self.get_store().enqueue_rollout(train_dataset[0])
+        await self.get_store().wait_for_rollouts([rollout.rollout_id])
 
 
-def test_a_plain_run_may_wrap_the_store_itself() -> None:
-    class Wrapping(agl.Algorithm):
-        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-            store = agl.BlockingStore(self.get_store())
-            rollout = store.enqueue_rollout(train_dataset[0])
-            store.wait_for_rollouts([rollout.rollout_id])
-            store.close()
-
-    store = fitted(Wrapping(), initial_resources=RESOURCES)
-
-    assert statuses_of(store) == ["succeeded"]
+class Wrapping(agl.Algorithm):
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        store = agl.BlockingStore(self.get_store())
+        rollout = store.enqueue_rollout(train_dataset[0])
+        store.wait_for_rollouts([rollout.rollout_id])
+        store.close()
 
 
-def test_a_plain_run_may_run_a_coroutine_that_awaits_the_store() -> None:
-    class Mixing(agl.Algorithm):
-        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-            asyncio.run(self.send(train_dataset[0]))
+class Mixing(Awaiting):
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        asyncio.run(super().run(train_dataset))
 
-        async def send(self, task: str) -> None:
-            rollout = await self.get_store().enqueue_rollout(task)
-            await self.get_store().wait_for_rollouts([rollout.rollout_id])
 
-    store = fitted(Mixing(), initial_resources=RESOURCES)
-
-    assert statuses_of(store) == ["succeeded"]
+@pytest.mark.parametrize("kind", [SendAll, Awaiting, Wrapping, Mixing])
+def test_a_run_calls_the_store_plainly_awaits_it_wraps_it_or_runs_a_coroutine_that_awaits_it(kind: Any) -> None:
+    assert statuses_of(fitted(kind(), initial_resources=RESOURCES)) == ["succeeded"]

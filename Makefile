@@ -69,15 +69,16 @@ $(NODE_CLIENTS)/.ready: tests/llm_proxy/node/package.json
 	cd $(NODE_CLIENTS) && npm install --silent --no-audit --no-fund --no-package-lock --no-update-notifier
 	touch $@
 
-# Agent frameworks do not fit into one environment: each group of them has its own, with pinned versions.
-FRAMEWORK_GROUPS := openai2 openai3 agentops
+# Agent frameworks do not fit into one environment: each group of them has its own, with pinned versions. Modules are
+# compiled when a test imports them, which are few of those that are installed.
+FRAMEWORK_GROUPS := openai2 openai3 agentops lowest
 FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS))
 .PHONY: $(FRAMEWORK_RUNS)
 .PRECIOUS: .venv-%/.ready
 
 .venv-%/.ready: tests/frameworks/environments/%.txt pyproject.toml
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 

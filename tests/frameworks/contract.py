@@ -6,8 +6,10 @@ What only one framework has is tested beside its driver.
 """
 
 import asyncio
+import gc
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +21,9 @@ import pytest
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.instrumentation.patch import Patch
+from agentlightning.litagent import FunctionalLitAgent
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.traces import Trace, observed, observed_async
@@ -27,6 +32,12 @@ from tests.stub_model.server import StubModel, running
 from tests.stub_model.words import ToolCall
 
 CALL = ["openai.chat.completion"]
+BACKEND_ERRORS: dict[str, Turn] = {
+    "bad-request": Failure(400, "no such luck"),
+    "rate-limit": Failure(429, "no such luck", retry_after_seconds=0.01),
+    "server-error": Failure(500, "no such luck"),
+    "cut-off": Answer("These words are never read.", cut_after_events=1),
+}
 MANY = 8
 
 
@@ -46,6 +57,19 @@ def weather_in(city: str) -> str:
 
 def trace_of(way: Callable[..., Any], *args: Any) -> Trace:
     return asyncio.run(observed_async(way, *args)) if iscoroutinefunction(way) else observed(way, *args)
+
+
+def evidence_of(error: BaseException | None) -> tuple[Any, ...]:
+    """What a program may know of an error of the model's server."""
+    response = getattr(error, "response", None)
+    return getattr(error, "status_code", None), getattr(response, "headers", {}).get("retry-after")
+
+
+def collect_clients() -> None:
+    """Close what a framework left open, so that it is not blamed on the tests that come after."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 def unobserved(way: Callable[..., Any], *args: Any) -> Any:
@@ -172,18 +196,44 @@ class FrameworkContract:
         assert trace.tools[0].status.status_code == "ERROR"
         assert self.tool_failure in (trace.tools[0].status.description or "")
 
-    def test_failing_model_reaches_the_program_unchanged(self, model: StubModel, way: Callable[..., Any]) -> None:
-        model.script = Script(lambda request: Failure(400, "no such luck"))
+    @pytest.mark.parametrize("failure", BACKEND_ERRORS.values(), ids=BACKEND_ERRORS)
+    def test_backend_error_reaches_the_program_unchanged(
+        self, model: StubModel, way: Callable[..., Any], failure: Turn
+    ) -> None:
+        model.script = Script(lambda request: failure)
         agent = self.agent(model, self.name)
-        with pytest.raises(Exception, match="no such luck") as plain:
+        with pytest.raises(Exception) as plain:  # noqa: PT011 # each framework has its own
             unobserved(way, agent, "Oslo")
         self.close(agent)
+        request_count = len(model.requests)
 
         trace = self.run(model, way)
 
         assert type(trace.error) is plain.type
-        assert trace.shape == self.failed_shape(self.name)
+        assert evidence_of(trace.error) == evidence_of(plain.value)
+        assert len(model.requests) == 2 * request_count  # it is sent again as often as without us
         assert {span.status.status_code for span in trace.spans} == {"ERROR"}
+        assert len(trace.model_calls) == request_count
+        if failure is BACKEND_ERRORS["bad-request"]:  # after others some frameworks try once more
+            assert trace.shape == self.failed_shape(self.name)
+
+    def test_rollout_of_a_failing_model_has_failed(self, model: StubModel) -> None:
+        model.script = Script(lambda request: Failure(429, "no such luck", retry_after_seconds=0.01))
+        agent, way = self.agent(model, self.name), self.ways[0]
+        store, runner = InMemoryLightningStore(), LitAgentRunner[Any](OtelTracer())
+
+        async def rollout_async(task: str) -> Any:
+            return await way(agent, task)
+
+        work = rollout_async if iscoroutinefunction(way) else lambda task: way(agent, task)
+        with runner.run_context(agent=FunctionalLitAgent(work), store=store), pytest.raises(Exception) as raised:  # noqa: PT011
+            asyncio.run(runner.step("Oslo"))
+        self.close(agent)
+
+        (rollout,) = asyncio.run(store.query_rollouts())
+        (attempt,) = asyncio.run(store.query_attempts(rollout.rollout_id))
+        assert (rollout.status, attempt.status) == ("failed", "failed")
+        assert (attempt.metadata or {})["error"]["type"] == raised.type.__name__
 
     def test_mistake_of_ours_does_not_reach_the_agent(
         self, model: StubModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -16,7 +16,7 @@ from tests.stub_model.script import Answer, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode
 
-RUNS_IN = ("openai2",)
+RUNS_IN = ("openai2", "lowest")
 
 with warnings.catch_warnings():  # it uses what its own dependencies call deprecated
     warnings.simplefilter("ignore", DeprecationWarning)

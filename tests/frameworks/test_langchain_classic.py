@@ -17,7 +17,7 @@ from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Request, Script, Turn
 from tests.stub_model.server import StubModel
 
-RUNS_IN = ("openai2", "openai3")
+RUNS_IN = ("openai2", "openai3", "lowest")
 
 with warnings.catch_warnings():  # langchain-community, where it is installed, announces its end
     warnings.filterwarnings("ignore", "`langchain-community` is being sunset", DeprecationWarning)

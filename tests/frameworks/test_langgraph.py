@@ -1,5 +1,6 @@
 """Graphs and agents of LangGraph: `agentlightning.instrumentation.frameworks.langchain`."""
 
+import functools
 import operator
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from typing_extensions import TypedDict
 
 from agentlightning.emitter import emit_reward
 from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
-from tests.frameworks.contract import FrameworkContract, forecast
+from tests.frameworks.contract import FrameworkContract, forecast, trace_of
 from tests.frameworks.langchain_agents import (
     CALL,
     agents_of,
@@ -133,19 +134,9 @@ def test_graph_is_one_tree(stub_model: StubModel) -> None:
 
 
 @pytest.mark.parametrize("mode", ["values", "updates", "messages", "custom", "debug"])
-def test_streamed_graph_is_one_tree(stub_model: StubModel, mode: str) -> None:
-    trace = observed(streamed, sql_graph(stub_model), question(), stream_mode=mode)
-    assert_is_sql_run(trace, stub_model)
-
-
-async def test_asynchronous_graph_is_one_tree(stub_model: StubModel) -> None:
-    trace = await observed_async(sql_graph(stub_model).ainvoke, question())
-    assert_is_sql_run(trace, stub_model)
-
-
-@pytest.mark.parametrize("mode", ["values", "messages"])
-async def test_streamed_asynchronous_graph_is_one_tree(stub_model: StubModel, mode: str) -> None:
-    trace = await observed_async(streamed_async, sql_graph(stub_model), question(), stream_mode=mode)
+@pytest.mark.parametrize("way", [streamed, streamed_async])
+def test_streamed_graph_is_one_tree(stub_model: StubModel, way: Any, mode: str) -> None:
+    trace = trace_of(functools.partial(way, stream_mode=mode), sql_graph(stub_model), question())
     assert_is_sql_run(trace, stub_model)
 
 

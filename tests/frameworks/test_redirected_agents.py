@@ -1,9 +1,7 @@
 """Agents of real frameworks, as their documentation shows them, sent to the model that is trained through the proxy."""
 
 import asyncio
-import gc
 import importlib
-import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.litagent import FunctionalLitAgent
-from tests.frameworks.contract import forecast
+from tests.frameworks.contract import collect_clients, forecast
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
@@ -24,9 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # fr
 def forgotten_clients() -> Iterator[None]:
     """What a framework did not close is not blamed on the tests that come after."""
     yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
+    collect_clients()
 
 
 def weather(city: str) -> str:

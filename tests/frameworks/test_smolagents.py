@@ -1,24 +1,34 @@
 """Agents of smolagents: `agentlightning.instrumentation.frameworks.smolagents`."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from smolagents import CodeAgent, LogLevel, MultiStepAgent, OpenAIServerModel, Tool, ToolCallingAgent, tool
+from smolagents import (
+    CodeAgent,
+    LiteLLMModel,
+    LogLevel,
+    MultiStepAgent,
+    OpenAIServerModel,
+    Tool,
+    ToolCallingAgent,
+    tool,
+)
 from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.utils import AgentToolCallError
 
 from agentlightning.instrumentation.frameworks.smolagents import SmolagentsPatch
-from tests.frameworks.contract import CALL, FrameworkContract, weather_in
+from tests.frameworks.contract import CALL, FrameworkContract, collect_clients, weather_in
 from tests.instrumentation.traces import observed
 from tests.stub_model.script import Answer, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
-RUNS_IN = ("openai2", "openai3")
+RUNS_IN = ("openai2", "openai3", "lowest")
 
 LOOKING = ["python_interpreter.tool", ["weather.tool"]]
 ANSWERING = ["python_interpreter.tool", ["final_answer.tool"]]
@@ -61,6 +71,7 @@ class Company:
             "stub-model",
             api_base=stub_model.openai_url,
             api_key="any",
+            retry=False,  # it would wait for a minute
             client_kwargs={"max_retries": 0},
             extra_body={"return_token_ids": True},
         )
@@ -111,6 +122,18 @@ class TestCallingAgent(FrameworkContract):
 
     def close(self, agent: MultiStepAgent) -> None:
         agent.model.client.close()
+
+
+@pytest.mark.skipif(os.environ["AGL_FRAMEWORK_GROUP"] != "lowest", reason="LiteLLM calls no tools with mcp 1 elsewhere")
+@pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict class:UserWarning", "ignore:unclosed:ResourceWarning")
+class TestCallingAgentWithLiteLLM(TestCallingAgent):
+    def agent(self, model: StubModel, name: str) -> MultiStepAgent:
+        options: dict[str, Any] = {"retry": False, "num_retries": 0, "extra_body": {"return_token_ids": True}}
+        llm = LiteLLMModel("hosted_vllm/stub-model", model.openai_url, "any", **options)
+        return ToolCallingAgent(tools=[weather], model=llm, name=name, verbosity_level=LogLevel.OFF)
+
+    def close(self, agent: MultiStepAgent) -> None:
+        collect_clients()
 
 
 class TestCodingAgent(TestCallingAgent):

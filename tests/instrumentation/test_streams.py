@@ -11,9 +11,11 @@ import anthropic
 import openai
 import pytest
 
+from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.sdk_calls import USER, Asking, AskingAnthropic, AskingOpenAI
 from tests.instrumentation.traces import Trace, observed, observed_async
-from tests.stub_model.script import Answer, Failure, Script
+from tests.stub_model.raw import DONE, LAST_CHUNK, STREAM_HEAD, Connection, chunk, response
+from tests.stub_model.script import Answer, Failure, Request, Script
 from tests.stub_model.server import StubModel
 
 LONG = Answer("One two three four five six.", pause_seconds=0.01)
@@ -323,3 +325,55 @@ def test_a_response_that_was_read_can_be_pickled(stub_model: StubModel) -> None:
         trace = observed(run)
 
     assert (trace.error, trace.result) == (None, "chatcmpl-1")
+
+
+# ---------------------------------------------------------------------- the first stream of a process
+
+FIRST_EVENTS = {
+    "completions": b'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "One"}}]}\n\n',
+    "responses": b'event: e\ndata: {"type": "response.output_text.delta", "delta": "One", "sequence_number": 1}\n\n',
+    "messages": b'event: content_block_delta\ndata: {"type": "content_block_delta", "index": 0, "delta": {}}\n\n',
+}
+READER = """
+import asyncio, json, sys
+from agentlightning.tracer import OtelTracer
+
+async def main(url):
+    import anthropic, openai
+    first = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x")
+    second = anthropic.AsyncAnthropic(base_url=url, api_key="x")
+    asked = {"model": "stub-model", "messages": [{"role": "user", "content": "hi"}]}
+    streams = [
+        first.chat.completions.create(stream=True, **asked),
+        first.responses.create(model="stub-model", input="hi", stream=True),
+        second.messages.create(max_tokens=9, stream=True, **asked),
+    ]
+    for pending in streams:
+        async for _ in await pending:
+            await first.chat.completions.create(**asked)
+    return len(streams)
+
+tracer = OtelTracer()
+with tracer.lifespan(), tracer._trace_context_sync():
+    print(json.dumps(asyncio.run(main(sys.argv[1]))))
+"""
+
+
+def test_the_first_stream_of_a_process_is_live(stub_model: StubModel) -> None:
+    """The server goes on when the reader of an event asks for more; who read late would wait for ever."""
+    has_read = asyncio.Event()
+
+    async def answer(request: Request, connection: Connection) -> None:
+        if not request.is_streaming:
+            has_read.set()
+            await connection.send(response(b'{"id": "c", "choices": []}'))
+            return
+        kind = request.path.rpartition("/")[2]
+        await connection.send(STREAM_HEAD, chunk(FIRST_EVENTS[kind]))
+        await has_read.wait()
+        has_read.clear()
+        await connection.send(*([] if kind == "messages" else [chunk(DONE)]), LAST_CHUNK)
+
+    stub_model.script = Script([answer], repeats_last=True)
+
+    assert told_by(READER, stub_model.url) == 3

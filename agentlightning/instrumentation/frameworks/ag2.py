@@ -1,11 +1,15 @@
-"""ag2 below 1.0, the continuation of AutoGen 0.2 (`import autogen`): chats, the agents that reply in them, and tools.
+"""ag2, which is two libraries: below 1.0 the continuation of AutoGen 0.2 (`import autogen`), from 1.0 on `import ag2`.
 
-A chat is a step, and so is each reply: the agent's name stands above the model calls and tools that make the reply. A
-call that an agent makes outside of a reply, as for the summary of a chat, gets a step of its own. What ag2 answers from
-its cache is no model call and leaves none. ag2 from 1.0 on (`import ag2`) is another library; who imports it is told
-that its agents and tools are not recorded.
+Below 1.0 a chat is a step, and so is each reply: the agent's name stands above the model calls and tools that make the
+reply. A call that an agent makes outside of a reply, as for the summary of a chat, gets a step of its own. What ag2
+answers from its cache is no model call and leaves none.
+
+From 1.0 on a turn of an agent is a step, whichever way it was started; its model calls and tools are beneath.
 """
 
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +22,7 @@ from agentlightning.instrumentation.steps import (
     Step,
     agent_step,
     record_calls,
+    recorded,
     set_tool_result,
     tool_step,
 )
@@ -40,15 +45,17 @@ class AG2Patch(Patch):
 
 
 class NewerAG2Patch(Patch):
-    """ag2 from 1.0 on, of which nothing is known but its name."""
+    """ag2 from 1.0 on."""
 
     name = "ag2"
     module = "ag2"
 
     def change(self, module: ModuleType) -> None:
-        major = self._version().partition(".")[0]
-        if major.isdecimal() and int(major) > 0:  # not a module of the program that has the same name
-            raise NotImplementedError("agents and tools are known of ag2 below 1.0")
+        if self._version()[0] in "(0":
+            return  # a module of the program that has the same name
+        executor = importlib.import_module("ag2.tools.executor")
+        self.replace(module.Agent, "_drive_scope", _turn_scope)
+        record_calls(self, executor, "_execute_call", _newer_tool, on_result=_record_event)
 
 
 def _chat(sender: Any, /, recipient: Any, *_args: Any, **_kwargs: Any) -> Step:
@@ -77,3 +84,40 @@ def _record_outcome(step: Step, outcome: Any) -> None:
     set_tool_result(step, message["content"])
     if not is_done:
         step.span.set_status(StatusCode.ERROR, str(message["content"]))
+
+
+# ---------------------------------------------------------------------- from 1.0 on
+
+_Turn = Callable[[], Awaitable[Any]]
+
+
+def _turn_scope(
+    original: Callable[..., AbstractAsyncContextManager[_Turn]], agent: Any, /, *args: Any, **kwargs: Any
+) -> AbstractAsyncContextManager[_Turn]:
+    return _recorded_turn(agent, original(agent, *args, **kwargs))
+
+
+@asynccontextmanager
+async def _recorded_turn(agent: Any, scope: AbstractAsyncContextManager[_Turn]) -> AsyncIterator[_Turn]:
+    """The scope of a turn, in which the program may subscribe to events before it has the turn taken."""
+    async with scope as take_turn:
+
+        async def recorded_turn() -> Any:
+            attributes = {"ag2.agent.name": agent.name}
+            with recorded(NewerAG2Patch.name, lambda: agent_step(agent.name, attributes=attributes)):
+                return await take_turn()
+
+        yield recorded_turn
+
+
+def _newer_tool(_context: Any, /, call: Any) -> Step:
+    return tool_step(call.name, call.arguments, call_id=call.id)
+
+
+def _record_event(step: Step, event: Any) -> None:
+    """A tool that fails does not raise here: ag2 tells the model. A tool that the client is to run has no result."""
+    if (error := getattr(event, "error", None)) is not None:
+        step.end(error=error)
+    elif (result := getattr(event, "result", None)) is not None:
+        parts = [getattr(part, "content", getattr(part, "data", None)) for part in result.parts]
+        set_tool_result(step, parts[0] if len(parts) == 1 else parts)

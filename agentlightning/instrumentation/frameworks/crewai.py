@@ -9,7 +9,9 @@ is delegated stands beneath the tool that delegates.
 """
 
 import importlib
+import pkgutil
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,7 +29,7 @@ from agentlightning.instrumentation.steps import (
     without_none,
 )
 
-__all__ = ["CrewAIPatch"]
+__all__ = ["CrewAIPatch", "tool_callers"]
 
 _AGENT_ROLE: Final = "crewai.agent.role"
 _LEFT_OPEN: Final = "It was not told how this ended."
@@ -48,6 +50,15 @@ _innermost: ContextVar[_Work | None] = ContextVar("agentlightning_crewai_work", 
 _tool_call_id: ContextVar[str | None] = ContextVar("agentlightning_crewai_tool_call_id", default=None)
 
 
+_TOOL_CALLERS: Final = (
+    ("crewai.agents.agent_executor:AgentExecutor", "_execute_single_native_tool_call"),
+    ("crewai.experimental.agent_executor:AgentExecutor", "_execute_single_native_tool_call"),
+    ("crewai.agents.crew_agent_executor:CrewAgentExecutor", "_execute_single_native_tool_call"),
+    ("crewai.agents.step_executor", "execute_single_native_tool_call"),
+)
+"""Where releases of CrewAI call tools; none has all of them."""
+
+
 class CrewAIPatch(Patch):
     """Records what CrewAI's agents do."""
 
@@ -60,15 +71,20 @@ class CrewAIPatch(Patch):
             self.replace(owner, "kickoff_async", _ended_when_cancelled)
         self.replace(module.Crew, "akickoff", _ended_when_cancelled)
         self.replace(module.Task, "aexecute_sync", _ended_when_cancelled)
-        executor = importlib.import_module("crewai.agents.agent_executor").AgentExecutor
-        steps = importlib.import_module("crewai.agents.step_executor")
         # Without these, which are not public, tools are recorded all the same, but not the ids of their calls.
-        for owner, function in (
-            (executor, "_execute_single_native_tool_call"),
-            (steps, "execute_single_native_tool_call"),
-        ):
+        for owner, function in tool_callers():
+            self.replace(owner, function, _called_by_model)
+
+
+def tool_callers() -> list[tuple[Any, str]]:
+    """The classes and modules of this release that call tools for a model, each with its function that does."""
+    found: dict[int, tuple[Any, str]] = {}
+    for address, function in _TOOL_CALLERS:
+        with suppress(ImportError, AttributeError):
+            owner = pkgutil.resolve_name(address)
             if hasattr(owner, function):
-                self.replace(owner, function, _called_by_model)
+                found[id(owner)] = (owner, function)
+    return list(found.values())
 
 
 def _emit(original: Callable[..., Any], bus: Any, source: Any, event: Any) -> Any:
@@ -125,9 +141,10 @@ async def _ended_when_cancelled(original: Callable[..., Any], *args: Any, **kwar
 
 
 def _called_by_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of a tool that the model asked for; the call itself is the last argument given by position."""
+    """A call of a tool that the model asked for: an argument is its id or, by name or at the end, the call itself."""
     around = _innermost.get()
-    _tool_call_id.set(_id_of(kwargs["tool_call"] if "tool_call" in kwargs else args[-1]))
+    called = kwargs if "call_id" in kwargs else kwargs.get("tool_call") or args[-1]
+    _tool_call_id.set(_id_of(called))
     try:
         return original(*args, **kwargs)
     except BaseException as error:

@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning screenshots docs clean tiny-model cold-start walk
+.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning attack screenshots docs clean tiny-model cold-start walk
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -176,6 +176,9 @@ bench: $(READY) ## Measure speed and memory, side by side with the 0.3.0 release
 
 screenshots: $(READY) ## Write the pictures of the dashboard in docs/assets from real trainings (about five minutes; needs `make browser`)
 	$(BIN)/python scripts/screenshots.py $(ARGS)
+
+attack: $(READY) ## Attack fresh servers on this machine, and print what that does to other clients (ten minutes at most)
+	$(BIN)/python bench/attack $(ARGS)
 
 docs: $(READY) ## Build the documentation into site/
 	$(INSTALL) -e ".[docs]"

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from agentlightning.asgi.bodies import check_values
+from agentlightning.asgi.compression import THREAD_FROM_BYTES
 from agentlightning.asgi.request import Request, Send
 from agentlightning.asgi.response import NOSNIFF, Header, Response
 from agentlightning.dialects.failures import BackendStreamError, Failure, error_body, error_event, failure_of
 from agentlightning.dialects.token_fields import without_unasked
-from agentlightning.errors import AgentLightningError, ProxyError, StoreUnavailable
+from agentlightning.errors import AgentLightningError, PayloadTooLarge, ProxyError, StoreUnavailable
 from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route, trace_parent
 from agentlightning.llm_proxy.backends import BackendError, BackendResponse, UnknownModel
@@ -38,6 +40,8 @@ __all__ = ["ProxiedCall", "failure_from", "read_request", "response_headers"]
 
 logger = logging.getLogger(__name__)
 
+MOST_ANSWER_VALUES: Final = 1_000_000
+"""Of JSON in one answer."""
 MOST_LEVELS: Final = 254
 """Of lists and objects within each other, that orjson can write; it reads some more."""
 SPARE_LEVELS: Final = 32
@@ -189,7 +193,7 @@ class ProxiedCall:
     async def _pass_whole(self, response: BackendResponse | RecordedResponse, upstream: UpstreamRequest) -> None:
         record = self._record
         body = record.response = await response.read(self._gateway.settings.max_response_bytes)
-        answer = _read_answer(body)
+        answer = await asyncio.to_thread(_read_answer, body) if len(body) > THREAD_FROM_BYTES else _read_answer(body)
         if answer.get("error"):  # some report errors with a status of success
             body = record.response = upstream.redacted(body)
             answer = _read_answer(body)
@@ -285,6 +289,10 @@ def read_request(body: bytes) -> dict[str, Any]:
 
 
 def _read_answer(body: bytes) -> dict[str, Any]:
+    try:
+        check_values(body, MOST_ANSWER_VALUES)
+    except PayloadTooLarge:
+        raise ProxyError(f"The backend answered with more than {MOST_ANSWER_VALUES} values.") from None
     answer = read_json(body)
     if not isinstance(answer, dict):
         raise ProxyError(f"The backend answered what is not a JSON object: {body[:200]!r}")

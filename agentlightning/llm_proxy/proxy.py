@@ -8,6 +8,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -104,6 +105,7 @@ class LLMProxy:
         raw_spans: Also store the bodies of each call as they were sent and received, in a span `raw_gen_ai_request`
             beneath the call's. A proxy that replays needs them, and stores them always.
         max_request_bytes: Larger requests are refused.
+        max_response_bytes: Larger answers of backends are cut off.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class LLMProxy:
         replay: bool = False,
         raw_spans: bool = False,
         max_request_bytes: int = GatewaySettings.max_request_bytes,
+        max_response_bytes: int = GatewaySettings.max_response_bytes,
     ) -> None:
         self.port = port or 0
         self.model_list: list[ModelConfig] = list(model_list or [])
@@ -149,7 +152,11 @@ class LLMProxy:
         self._options = ServiceOptions(
             authenticator=self._authenticator,
             budgets=Budgets(rollout_budget, run_budget),
-            settings=_settings(callbacks, _add_return_token_ids, max_request_bytes),
+            settings=replace(
+                _settings(callbacks, _add_return_token_ids),
+                max_request_bytes=max_request_bytes,
+                max_response_bytes=max_response_bytes,
+            ),
             deadline_seconds=float(deadline_seconds),
             num_retries=int(litellm_settings["num_retries"]),
             replays=replay,
@@ -390,10 +397,9 @@ def _check_models(model_list: Sequence[ModelConfig]) -> None:
         backend_of(entry, number)
 
 
-def _settings(callbacks: Sequence[str] | None, asks_for_ids: bool, max_request_bytes: int) -> GatewaySettings:
+def _settings(callbacks: Sequence[str] | None, asks_for_ids: bool) -> GatewaySettings:
     _check_names("callback", callbacks or (), _CALLBACKS)
     return GatewaySettings(
-        max_request_bytes=max_request_bytes,
         asks_for_ids=asks_for_ids and (callbacks is None or "return_token_ids" in callbacks),
         asks_for_logprobs=callbacks is None or "logprobs" in callbacks,
     )

@@ -37,6 +37,8 @@ MOST_TRIES: Final = 3
 """Of a batch whose store raises what is neither a refusal nor an outage."""
 IDLE_ROUNDS: Final = 10
 """Looks at an empty queue before the loop sleeps until it is woken."""
+THREAD_FROM_BYTES: Final = 1024**2
+"""The spans of larger items are made in a thread."""
 BYTES_PER_TURN: Final = 64 * 1024
 """Made into spans before other tasks of the loop get their turn."""
 
@@ -290,7 +292,8 @@ class Shipper:
         weight = 0
         for item in sorted(items, key=lambda item: item.ended):
             try:
-                batch.append((item, item.make_spans()))
+                is_large = item.weight > THREAD_FROM_BYTES
+                batch.append((item, await asyncio.to_thread(item.make_spans) if is_large else item.make_spans()))
             except (ValueError, TypeError) as error:
                 item.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}", error)
             weight += item.weight

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from agentlightning.asgi.bodies import Room
 from agentlightning.llm_proxy.backends.backend import (
     WILDCARD,
     Backend,
@@ -28,7 +29,13 @@ from agentlightning.llm_proxy.backends.call_state import (
     is_retryable,
     requested_hold_seconds,
 )
-from agentlightning.llm_proxy.backends.connection import BackendResponse, HttpSender, ResponseHead, SendFailure
+from agentlightning.llm_proxy.backends.connection import (
+    MOST_LARGE_ANSWERS,
+    BackendResponse,
+    HttpSender,
+    ResponseHead,
+    SendFailure,
+)
 from agentlightning.llm_proxy.backends.litellm_library import LibrarySender
 from agentlightning.llm_proxy.backends.model_entry import backend_of
 from agentlightning.utils.deadline import within
@@ -67,6 +74,7 @@ class BackendPool:
         self._clock = clock or Clock()
         self._jitter = jitter or random.Random()
         self._http = HttpSender()
+        self._large_answers = Room(MOST_LARGE_ANSWERS)
         self._library = LibrarySender()
         self._states: list[BackendState] = []
         self._by_model: dict[str, list[BackendState]] = {}
@@ -338,4 +346,11 @@ class BackendPool:
                 if pause > 0:
                     await self._clock.sleep(pause)
                 return None
-        return BackendResponse(head, state, backend=backend, tries=call.tries, waited_seconds=call.waited_seconds)
+        return BackendResponse(
+            head,
+            state,
+            backend=backend,
+            tries=call.tries,
+            waited_seconds=call.waited_seconds,
+            large_answers=self._large_answers,
+        )

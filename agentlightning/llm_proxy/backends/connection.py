@@ -6,7 +6,9 @@ the backend's limits and a connection until its body has come to an end or it is
 """
 
 import asyncio
+import contextlib
 import functools
+import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
@@ -20,6 +22,7 @@ from aiohttp.payload import BytesPayload
 from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 
+from agentlightning.asgi.bodies import Room
 from agentlightning.llm_proxy.backends.backend import Backend, BackendBroken, Try
 from agentlightning.llm_proxy.backends.backend_state import BackendState
 from agentlightning.llm_proxy.backends.call_state import PreparedRequest
@@ -45,6 +48,11 @@ class ResponseHead(NamedTuple):
     reason: str = ""
 
 
+LARGE_ANSWER_BYTES: Final = 1024**2
+MOST_LARGE_ANSWERS: Final = 2
+"""Of one proxy, in memory at a time until they are recorded; further ones wait for their turn."""
+
+
 class SendFailure(NamedTuple):
     """A request without a response."""
 
@@ -57,7 +65,14 @@ class BackendResponse:
     """The response to one call; whoever gets it closes it."""
 
     def __init__(
-        self, head: ResponseHead, state: BackendState, *, backend: Backend, tries: list[Try], waited_seconds: float
+        self,
+        head: ResponseHead,
+        state: BackendState,
+        *,
+        backend: Backend,
+        tries: list[Try],
+        waited_seconds: float,
+        large_answers: Room,
     ) -> None:
         self.status = head.status
         self.headers = head.headers
@@ -70,6 +85,8 @@ class BackendResponse:
         self._head = head
         self._state = state
         self._is_over = False
+        self._large_answers = large_answers
+        self._memory = contextlib.AsyncExitStack()
 
     async def read(self, limit: int | None = None) -> bytes:
         """The rest of the body; BackendBroken above `limit` bytes."""
@@ -85,10 +102,18 @@ class BackendResponse:
         return b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The rest of the body as it arrives; BackendBroken if it does not come to its end."""
+        """The rest of the body as it arrives; BackendBroken if it does not come to its end.
+
+        A large one waits in the middle until few others are kept in memory.
+        """
+        left = LARGE_ANSWER_BYTES
         try:
             while not self._is_over:
-                yield await self._head.chunks.__anext__()
+                yield (part := await self._head.chunks.__anext__())
+                left -= len(part)
+                if left <= 0:
+                    left = sys.maxsize
+                    await self._memory.enter_async_context(self._large_answers.taken(1))
         except StopAsyncIteration:
             if not self._is_over and self.status < _SERVER_ERRORS:
                 self._state.breaker.complete()
@@ -114,6 +139,7 @@ class BackendResponse:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        await self._memory.aclose()
         await self.close()
 
     def _end(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import aiohttp
 import yarl
 
-from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, THREAD_FROM_BYTES, compressed
 from agentlightning.errors import InvalidToken, InvalidValue
 from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, as_notice, parse_json
 from agentlightning.store.http.failures import Failure, exception_of
@@ -120,6 +120,7 @@ class ClientConnection:
             encoded = codec.encode_arguments(arguments)
             if len(encoded) < MOST_FRAME_BYTES:  # a larger one would hold up the others
                 return await channel.call(codec, arguments, encoded, timeout_seconds=timeout)
+            await asyncio.sleep(0)  # it is encoded once more, which takes a while again
         return await self._request(codec, dict(arguments), timeout)
 
     def hold_until(self, beginning: "asyncio.Future[None]") -> None:
@@ -173,7 +174,9 @@ class ClientConnection:
                 body, arguments = codec.encode_arguments(arguments), {}
             headers["Content-Type"] = "application/json"
             if len(body) > COMPRESS_FROM_BYTES:
-                body, headers["Content-Encoding"] = compressed(body), "gzip"
+                is_large = len(body) > THREAD_FROM_BYTES
+                body = await asyncio.to_thread(compressed, body) if is_large else compressed(body)
+                headers["Content-Encoding"] = "gzip"
         query = [(name, _as_text(value)) for name, value in arguments.items() if value is not None]
         parsed = await self._send(route.verb, path, query, timeout=timeout, data=body, headers=headers)
         return codec.decode_brief(result_of(codec.op.name, parsed), given)

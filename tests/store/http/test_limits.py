@@ -12,8 +12,12 @@ import requests
 import yarl
 
 from agentlightning.store import LightningStoreServer
+from agentlightning.store.http import rest, service
+from agentlightning.store.http.tokens import Scope, sign_token
+from agentlightning.types import EnqueueRolloutRequest
 
 MEGABYTE = 1024 * 1024
+TOKEN = "a-token-of-the-operator-0123456789"
 
 
 async def call(
@@ -117,3 +121,86 @@ async def test_slow_body_is_given_up_and_the_connection_closed(serve: Any) -> No
 
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"RequestTimeout" in answer
+
+
+# ---------------------------------------------------------------------- under attack
+
+
+@pytest.mark.parametrize(
+    ("path", "scope", "length", "expected"),
+    [
+        ("/v1/agl/queues/rollouts/enqueue", Scope("attempt", "r", "a"), 1000, b"403"),
+        ("/v1/agl/queues/rollouts/enqueue", Scope("runner"), 1000, b"403"),
+        ("/v1/traces", Scope("reader"), 1000, b"403"),
+        ("/v1/agl/spans", Scope("attempt", "r", "a"), 9 * MEGABYTE, b"413"),
+        ("/v1/agl/spans", Scope("runner"), 9 * MEGABYTE, b"413"),
+        ("/v1/agl/spans", Scope("admin"), 65 * MEGABYTE, b"413"),
+    ],
+    ids=["attempt", "runner", "reader", "large of an attempt", "large of a runner", "too large"],
+)
+async def test_refusal_comes_before_the_body(path: str, scope: Scope, length: int, expected: bytes, serve: Any) -> None:
+    server = await serve(token=TOKEN)
+    token = TOKEN if scope.kind == "admin" else sign_token(TOKEN, scope, expires_at=None)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: {length}"
+    writer.write(head.encode() + b"\r\n\r\n")
+    answer = await asyncio.wait_for(reader.readline(), 30)
+    writer.close()
+
+    assert answer.split(b" ")[1] == expected
+
+
+BAD_BODIES = {
+    "many values": (b'{"input": [' + b"1," * 200_001 + b"1]}", 413),
+    "many rollouts": (b'{"rollouts": [' + b'{"input":1},' * 10_001 + b'{"input":1}]}', 413),
+    "900 levels": (b'{"input": ' + b"[" * 900 + b"]" * 900 + b"}", 400),
+    "100,000 levels": (b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+    "long id": (b'{"input": 1, "rollout_id": "' + b"x" * 2049 + b'"}', 400),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BODIES)
+async def test_body_that_costs_too_much_is_refused_in_words(
+    case: str, server: LightningStoreServer, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    body, expected = BAD_BODIES[case]
+    path = "/v1/agl/queues/rollouts/enqueue" + ("" if b"rollouts" in body else "-one")
+
+    status, answer = await call(session, "POST", server, path, data=body)
+
+    assert status == expected
+    assert answer["error_type"] in ("PayloadTooLarge", "InvalidValue")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_client_sends_what_is_too_much_for_one_call_in_parts(
+    serve: Any, connect: Any, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MOST_ITEMS", 3)
+    monkeypatch.setattr(rest, "DEFAULT_QUERY_LIMIT", 4)
+    server = await serve()
+    client = connect(server.endpoint)
+
+    enqueued = await client.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(10)])
+
+    assert [rollout.input for rollout in enqueued] == list(range(10))
+    assert [rollout.input for rollout in await client.query_rollouts()] == list(range(10))
+    _, page = await call(session, "GET", server, "/v1/agl/rollouts")
+    assert (len(page["items"]), page["limit"], page["total"]) == (4, 4, 10)
+    _, page = await call(session, "GET", server, "/v1/agl/rollouts?limit=-1")
+    assert (len(page["items"]), page["limit"]) == (10, -1)
+
+
+@pytest.mark.parametrize("path", ["/v1/agl/rollouts", "/query_rollouts"])
+async def test_long_answer_is_whole(path: str, serve: Any) -> None:
+    server = await serve()
+    inputs = ["x" * size for size in (10, 300_000, 5, 200_000, 1)] + [n * "y" for n in range(3000)]
+    await server.enqueue_many_rollouts([EnqueueRolloutRequest(input=each) for each in inputs])
+
+    verb, options = ("POST", {"json": {}}) if path == "/query_rollouts" else ("GET", {})
+    for encoding in ("gzip", "identity"):
+        async with aiohttp.ClientSession(headers={"Accept-Encoding": encoding}) as session:
+            _, page = await call(session, verb, server, path, **options)
+        items = page if isinstance(page, list) else page["items"]
+        assert [item["input"] for item in items] == inputs

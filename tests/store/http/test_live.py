@@ -244,6 +244,41 @@ async def test_subscriber_that_does_not_read_costs_little_and_blocks_nobody(serv
     assert [message["notice"]["cursor"] for message in told] == list(range(1, 10_001))
 
 
+async def test_subscriber_that_reads_too_late_is_told_of_a_gap(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr(live, "MOST_BACKLOG_BYTES", 1000)
+    server = await serve()
+
+    async with opened(server) as sleepy:
+        await sleepy.send({"id": 1, "subscribe": ["rollout"]})
+        assert "cursor" in await sleepy.read()
+        await server.enqueue_many_rollouts([EnqueueRolloutRequest(input=0) for _ in range(500)])
+        told = [(await sleepy.read())["notice"]]
+        while told[-1]["kind"] != "gap":
+            told.append((await sleepy.read())["notice"])
+        last = await server.enqueue_rollout(1)
+        following = (await sleepy.read())["notice"]
+
+    assert len(told) < 100
+    assert told[-1]["cursor"] == 500
+    assert following["rollout_id"] == last.rollout_id
+
+
+async def test_calls_that_wait_on_one_connection_are_bounded(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_WAITING", 3)
+    server = await serve()
+    await server.enqueue_rollout(1, rollout_id="r")
+
+    async with opened(server) as channel:
+        for number in range(4):
+            await channel.send({"id": number, "op": "wait_for_rollouts", "args": {"rollout_ids": ["r"]}})
+        refused = await channel.read()
+        answered = await channel.call(9, "statistics")
+
+    assert (refused["id"], refused["error"]["status"]) == (3, 503)
+    assert "result" in answered
+
+
 async def test_caller_that_does_not_read_its_answers_costs_little(serve: Any) -> None:
     server, kept = await serve(), -1
     await server.enqueue_rollout("x" * 1_000_000)

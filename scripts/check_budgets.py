@@ -27,10 +27,10 @@ OLD_RELEASE = re.compile(
 """A word about the releases that the package is compatible with; all that knows of them stands in two places."""
 
 CEILINGS = {
-    TOP_LEVEL: (1_110, 580),
+    TOP_LEVEL: (1_111, 580),
     "adapter": (2_500, 1_510),
     "algorithm": (11_760, 7_680),
-    "asgi": (550, 370),
+    "asgi": (780, 520),
     "cli": (3_850, 2_300),
     "dashboard": (90, 40),
     "dialects": (2_370, 1_560),

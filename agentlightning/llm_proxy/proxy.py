@@ -8,7 +8,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -152,11 +151,7 @@ class LLMProxy:
         self._options = ServiceOptions(
             authenticator=self._authenticator,
             budgets=Budgets(rollout_budget, run_budget),
-            settings=replace(
-                _settings(callbacks, _add_return_token_ids),
-                max_request_bytes=max_request_bytes,
-                max_response_bytes=max_response_bytes,
-            ),
+            settings=_settings(callbacks, _add_return_token_ids, max_request_bytes, max_response_bytes),
             deadline_seconds=float(deadline_seconds),
             num_retries=int(litellm_settings["num_retries"]),
             replays=replay,
@@ -397,9 +392,13 @@ def _check_models(model_list: Sequence[ModelConfig]) -> None:
         backend_of(entry, number)
 
 
-def _settings(callbacks: Sequence[str] | None, asks_for_ids: bool) -> GatewaySettings:
+def _settings(
+    callbacks: Sequence[str] | None, asks_for_ids: bool, max_request_bytes: int, max_response_bytes: int
+) -> GatewaySettings:
     _check_names("callback", callbacks or (), _CALLBACKS)
     return GatewaySettings(
+        max_request_bytes=max_request_bytes,
+        max_response_bytes=max_response_bytes,
         asks_for_ids=asks_for_ids and (callbacks is None or "return_token_ids" in callbacks),
         asks_for_logprobs=callbacks is None or "logprobs" in callbacks,
     )

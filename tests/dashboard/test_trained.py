@@ -23,7 +23,7 @@ async def test_overview_leads_with_the_newest_run_and_its_own_figures(
     await page.goto(f"{trained.endpoint}/dashboard")
 
     await page.until_text("groups of 2", "main .panel")
-    await page.until("document.querySelector('.chart polyline') !== null")
+    await page.until("document.querySelector('.chart polyline, .chart circle') !== null")
     text = await page.ask("document.querySelector('main .panel').innerText")
     assert "GRPO" in text
     assert "Entropy" in text

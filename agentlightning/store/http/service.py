@@ -235,7 +235,11 @@ async def gather_notices(subscription: AsyncIterator[Notice], wait_seconds: floa
     is_late = False
     while not is_late and len(notices) < MOST_NOTICES:
         following = asyncio.ensure_future(subscription.__anext__())
-        await asyncio.wait([following], timeout=AT_HAND_SECONDS if notices else patience)
+        try:
+            await asyncio.wait([following], timeout=AT_HAND_SECONDS if notices else patience)
+        except asyncio.CancelledError:  # the caller has gone; nobody would fetch what the task ends with
+            following.cancel()
+            raise
         is_late = not following.done()
         if is_late:
             following.cancel()

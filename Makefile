@@ -184,5 +184,8 @@ docs: $(READY) ## Build the documentation into site/
 	$(INSTALL) -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
+release: ## Build wheel and sdist of the last commit, and try them in an environment outside of the repository
+	scripts/release $(ARGS)
+
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) .venv-* $(REPORTS) $(NODE_CLIENTS) site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

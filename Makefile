@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning attack screenshots docs clean tiny-model cold-start walk
+.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning attack screenshots docs clean tiny-model cold-start walk release
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs

@@ -20,8 +20,9 @@ from agentlightning.errors import TrainingError
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 CALC: Final = "calc_x/calc_agent.py"
 BEST_OF_N: Final = "custom_algorithm/best_of_n.py"
-REWARD: Final = 'return float(answer(task["question"]).strip() == task["answer"])'
-ODD_LENGTH: Final = 'return float(len(answer(task["question"])) % 2)'
+REWARD: Final = 'return solve_all({"questions": [task["question"]], "answers": [task["answer"]]})'
+ANSWER: Final = 'answer([{"role": "user", "content": task["question"]}])'
+ODD_LENGTH: Final = f"return float(len({ANSWER}) % 2)"
 LARGE: Final = {"tasks_per_step": 8, "group_size": 8}
 CONVERTED: Final = 'return float(answer == f"{task * 1.609344:.1f} km")'
 
@@ -42,11 +43,11 @@ class Seeded:
 
 
 FAULTS: Final[Mapping[str, Seeded]] = {
-    "a wrong key": Seeded("failed", old='answer(task["question"])', new='answer(task["qestion"])'),
+    "a wrong key": Seeded("failed", old='[task["question"]]', new='[task["qestion"]]'),
     "a reward that is not a number": Seeded("failed", old=REWARD, new=f'{REWARD} * float("nan")'),
-    "a comparison that never holds": Seeded("all_wrong", old='== task["answer"]', new='== task["answer"] + "."'),
-    "a reward for anything": Seeded("constant_reward", old=REWARD, new='answer(task["question"]); return 0.5'),
-    "nothing returned": Seeded("no_reward", old="return float(answer", new="float(answer"),
+    "a comparison that never holds": Seeded("all_wrong", old="== expected", new='== expected + "."'),
+    "a reward for anything": Seeded("constant_reward", old=REWARD, new=f"{ANSWER}; return 0.5"),
+    "nothing returned": Seeded("no_reward", old="return solve_all(", new="solve_all("),
     "a call that is not made": Seeded("no_model_calls", old=REWARD, new='return float(task["answer"] > "5")'),
     "too few tokens": Seeded("cut_off", old="MOST_TOKENS = 16", new="MOST_TOKENS = 1"),
     "an error that is swallowed": Seeded(
@@ -57,7 +58,7 @@ FAULTS: Final[Mapping[str, Seeded]] = {
     "a reward by chance": Seeded(
         "noisy_reward",
         old=REWARD,
-        new='import random; answer(task["question"]); return float(random.random() < 0.5)',
+        new=f"import random; {ANSWER}; return float(random.random() < 0.5)",
         steps=10,
         options=LARGE,
     ),
@@ -82,8 +83,8 @@ FAULTS: Final[Mapping[str, Seeded]] = {
 }
 
 
-ENDS_IN_SEVEN: Final = 'return float(answer(task["question"]).endswith("7"))'
-LONG: Final = 'return min(len(answer(task["question"])), 3) / 3'
+ENDS_IN_SEVEN: Final = f"return float({ANSWER}.endswith('7'))"
+LONG: Final = f"return min(len({ANSWER}), 3) / 3"
 HEALTHY: Final[Mapping[str, Seeded]] = {
     **{
         f"sums, seed {seed}": Seeded(None, steps=30, options={**LARGE, "seed": seed, "target_reward": 0.8})

@@ -48,7 +48,8 @@ class ResponseHead(NamedTuple):
     reason: str = ""
 
 
-LARGE_ANSWER_BYTES: Final = 1024**2
+LARGE_ANSWER_BYTES: Final = 8 * 1024**2
+"""Above what a long stream with log-probabilities takes."""
 MOST_LARGE_ANSWERS: Final = 2
 """Of one proxy, in memory at a time until they are recorded; further ones wait for their turn."""
 

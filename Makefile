@@ -71,8 +71,8 @@ $(NODE_CLIENTS)/.ready: tests/llm_proxy/node/package.json
 
 # Agent frameworks do not fit into one environment: each group of them has its own, with pinned versions. Modules are
 # compiled when a test imports them, which are few of those that are installed.
-FRAMEWORK_GROUPS := openai2 openai3 agentops lowest
-FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS))
+FRAMEWORK_GROUPS := openai2 openai3 agentops
+FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS) lowest)
 .PHONY: $(FRAMEWORK_RUNS)
 .PRECIOUS: .venv-%/.ready
 
@@ -86,7 +86,7 @@ $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
 	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) tests/frameworks \
 		$(if $(filter openai%,$*),tests/instrumentation) $(call REPORT,frameworks-$*) $(ARGS)
 
-test-frameworks: $(FRAMEWORK_RUNS) ## Run agents of every framework we know, in environments of their own
+test-frameworks: $(addprefix frameworks-,$(FRAMEWORK_GROUPS)) ## Run agents of every framework we know, in environments of their own
 
 # litellm does not go with what the other tests need: it demands openai below 3.
 test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an environment of its own

@@ -222,6 +222,9 @@ def _no_variance(evidence: Evidence) -> Finding | None:
     same = [group for group in groups if len({one.reward for one in group}) == 1]
     if not groups or _share(len(same), len(groups)) < NEARLY_ALL:
         return None
+    counted, total = sum(evidence.series("groups/same")), sum(evidence.series("groups/all"))
+    if total and counted / total < NEARLY_ALL:  # a sum of weighted rewards differs where its first part does not
+        return None
     values = {group[0].reward for group in same if group[0].reward is not None}
     lows, highs = evidence.series("reward/min"), evidence.series("reward/max")
     lowest, highest = min([*values, *lows]), max([*values, *highs])

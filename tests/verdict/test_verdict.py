@@ -226,7 +226,14 @@ async def solved(run: Recorded) -> None:
     await run.metrics(*(learned(reward=r, entropy=e) for r, e in rising))
 
 
-@pytest.mark.parametrize("run", [healthy, solved])
+async def weighted(run: Recorded) -> None:
+    """The first reward is always the same; the sum that is learned from is not."""
+    await groups(run, 8, [0.0] * 4)
+    counted = {"groups/all": 2.0, "groups/same": 0.0}
+    await run.metrics(*(learned(reward=0.2 + 0.1 * step, **counted) for step in range(8)))
+
+
+@pytest.mark.parametrize("run", [healthy, solved, weighted])
 async def test_a_healthy_run_has_no_findings(run: Fault) -> None:
     found = await judged(run)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, urlencode, urljoin, urlsplit
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import requests
 from pydantic import BaseModel, ValidationError
@@ -191,8 +191,8 @@ class AgentLightningClient:
         """Report a result; the server's acknowledgement, or None if it was refused or could not be delivered.
 
         A result is a `RolloutLegacy`, a mapping of its fields with the `rollout_id` among them, or what an agent
-        returned for the task that was polled last, by the same thread or asyncio task: see `rollout_from_result`. Who
-        holds several tasks names the one that is meant by `rollout_from_result(task, result)`.
+        returned for the task that the same thread or asyncio task polled: see `rollout_from_result`. Who holds several
+        tasks names one by `rollout_from_result(task, result)`; a bare result is refused then with InvalidTransition.
 
         A server that does not answer is tried several times; a result that is lost all the same leaves a warning.
         """
@@ -386,20 +386,30 @@ class AgentLightningClient:
 
 
 class _OpenTasks:
-    """The tasks that were polled and not reported, so that a bare result finds the task it belongs to: the last one
-    that the same thread or asyncio task polled, else the only one there is."""
+    """The tasks that were polled and not reported, so that a bare result finds the task it belongs to: the one that the
+    same thread or asyncio task polled and still holds, else the only one there is. Nothing but an id tells several
+    apart; a task that the caller has dropped does not count."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects the fields below
-        self._last: WeakKeyDictionary[object, Task] = WeakKeyDictionary()  # by who polled it
-        self._newest: Task | None = None  # whoever polled it may be gone, such as the task of `asyncio.wait_for`
+        self._polled: list[tuple[ref[object], ref[Task]]] = []  # who polled, and what
+        # Kept alive until the next poll, because a caller may hold no more than the input of a task: the last one of
+        # each caller, and the newest of all, whose caller may be gone, such as the task of `asyncio.wait_for`.
+        self._last: WeakKeyDictionary[object, Task] = WeakKeyDictionary()
+        self._newest: Task | None = None
 
     def add(self, task: Task) -> None:
+        caller = _caller()
         with self._lock:
-            self._last[_caller()] = self._newest = task
+            self._last[caller] = self._newest = task
+            self._polled = [(who, one) for who, one in self._polled if one() is not None]
+            self._polled.append((ref(caller), ref(task)))
 
     def remove(self, rollout_id: str) -> None:
         with self._lock:
+            self._polled = [
+                (who, one) for who, one in self._polled if (task := one()) and task.rollout_id != rollout_id
+            ]
             for caller in [caller for caller, task in self._last.items() if task.rollout_id == rollout_id]:
                 del self._last[caller]
             if self._newest is not None and self._newest.rollout_id == rollout_id:
@@ -407,12 +417,13 @@ class _OpenTasks:
 
     def only(self, result: object) -> Task:
         """The task that a bare result belongs to; InvalidTransition if there is none, or more than one."""
+        caller = _caller()
         with self._lock:
-            own = self._last.get(_caller())
-            held = {task.rollout_id: task for task in (*self._last.values(), self._newest) if task is not None}
-        if own is not None or len(held) == 1:
-            return own or next(iter(held.values()))
-        which = f"may belong to any of {len(held)} polled tasks" if held else "belongs to no task that was polled"
+            held = [(who(), task) for who, one in self._polled if (task := one()) is not None]
+        tasks = [task for who, task in held if who is caller] or [task for _, task in held]
+        if len(tasks) == 1:
+            return tasks[0]
+        which = f"may belong to any of {len(tasks)} polled tasks" if tasks else "belongs to no task that was polled"
         raise InvalidTransition(
             f"post_rollout was given a {type(result).__name__}, which {which}; name the task with "
             "rollout_from_result(task, result)."

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import pickle
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from agentlightning.client import AgentLightningClient
+from agentlightning.client import AgentLightningClient, rollout_from_result
 from agentlightning.errors import InvalidTransition
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import RolloutLegacy
@@ -70,6 +71,18 @@ def test_a_task_that_was_given_up_does_not_get_the_result_of_the_next(served: An
     assert result_of(served, given_up) is None
 
 
+def test_a_bare_result_is_refused_where_several_tasks_are_held(served: Any, connect: Any) -> None:
+    queue(served, "first", "second")
+    client = connect(served.endpoint)
+    tasks = [client.poll_next_task() for _ in range(2)]
+
+    with pytest.raises(InvalidTransition, match=r"any of 2 polled tasks; .* rollout_from_result\(task, result\)"):
+        client.post_rollout("text")
+
+    client.post_rollout(rollout_from_result(tasks[0], "first"))
+    assert client.post_rollout("second")["message"].split()[1] == tasks[1].rollout_id
+
+
 def test_a_result_cannot_be_posted_twice_without_a_name(served: Any, connect: Any) -> None:
     queue(served, "hello")
     client = connect(served.endpoint)
@@ -110,6 +123,16 @@ async def test_coroutines_that_share_a_client_post_each_for_its_own_task(served:
     assert [result.metadata["result"] for result in results] == [str(n) for n in range(10)]
 
 
+async def test_a_result_is_posted_from_a_thread_for_the_task_a_coroutine_polled(served: Any) -> None:
+    (rollout_id,) = await asyncio.to_thread(queue, served, "hello")
+    async with AgentLightningClient(served.endpoint) as client:
+        await client.poll_next_task_async()
+
+        await asyncio.to_thread(client.post_rollout, 1.0)
+
+    assert (await asyncio.to_thread(result_of, served, rollout_id)).final_reward == 1.0
+
+
 async def test_a_task_that_was_polled_with_a_time_limit_gets_its_result(served: Any) -> None:
     (rollout_id,) = await asyncio.to_thread(queue, served, "hello")
     async with AgentLightningClient(served.endpoint) as client:
@@ -118,6 +141,22 @@ async def test_a_task_that_was_polled_with_a_time_limit_gets_its_result(served: 
         await client.post_rollout_async(1.0)
 
     assert (await asyncio.to_thread(result_of, served, rollout_id)).final_reward == 1.0
+
+
+def test_a_result_that_was_not_delivered_can_be_posted_again_but_by_no_copy_of_the_client(
+    served: Any, connect: Any
+) -> None:
+    queue(served, "hello")
+    client = connect(served.endpoint)
+    client.poll_next_task()
+    reachable, client.endpoint = client.endpoint, "http://127.0.0.1:9"
+
+    assert client.post_rollout("text") is None
+    client.endpoint = reachable
+
+    with pytest.raises(InvalidTransition):
+        pickle.loads(pickle.dumps(client)).post_rollout("text")
+    assert client.post_rollout("text") is not None
 
 
 # ---------------------------------------------------------------------- the server

@@ -1,11 +1,12 @@
 """Why answers ended: read from whatever a tracer or the proxy wrote, kept in trajectories, and told in reports."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.adapter import TraceToTrajectory, Trajectory
+from agentlightning.adapter import TraceReport, TraceToTrajectory, Trajectory, read_jsonl
 from agentlightning.adapter.calls import finish_reason_of
 from tests.adapter.spans import CHAT, Conversation, span
 
@@ -87,6 +88,26 @@ def test_every_call_of_a_sequence_has_its_reason() -> None:
     assert [call.is_truncated for call in sequence.calls] == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("reasons", "is_truncated"),
+    [
+        (("length", "stop"), True),
+        (("stop", "length"), True),
+        (("stop", "cancelled"), True),
+        (("abort", "stop"), True),
+        (("stop", "tool_calls"), False),
+        ((None, None), False),
+    ],
+    ids=["before", "at-the-end", "reader-left", "broken-off", "whole", "unknown"],
+)
+def test_one_answer_that_was_cut_off_makes_the_sequence_truncated(
+    reasons: tuple[str | None, ...], is_truncated: bool
+) -> None:
+    (sequence,) = turns(*reasons).sequences
+
+    assert sequence.is_truncated is is_truncated
+
+
 def test_the_reason_is_taken_from_the_other_span_of_the_call_where_the_one_with_tokens_lacks_it() -> None:
     ids = {"prompt_token_ids": [1], "response_token_ids": [2], "gen_ai.response.id": "r"}
     asked = span("sdk", name=CHAT, attributes={"gen_ai.response.id": "r", TOLD: "length"}, sequence_id=1)
@@ -95,3 +116,28 @@ def test_the_reason_is_taken_from_the_other_span_of_the_call_where_the_one_with_
     (sequence,) = TraceToTrajectory().adapt([asked, passed_on]).sequences
 
     assert [(call.span_id, call.finish_reason) for call in sequence.calls] == [("proxy", "length")]
+
+
+def test_files_without_reasons_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    told = turns("length").model_dump(mode="json")
+    for call in told["sequences"][0]["calls"]:
+        del call["finish_reason"]
+    path.write_text(json.dumps(told) + "\n", encoding="utf-8")
+
+    (trajectory,) = read_jsonl(path)
+
+    assert [call.finish_reason for call in trajectory.sequences[0].calls] == [None]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        (("stop", "length"), "1 of 2 answers was cut off."),
+        (("length", "length", None), "2 of 3 answers were cut off."),
+        (("length",), "1 of 1 answer was cut off."),
+    ],
+    ids=["one", "two", "only"],
+)
+def test_a_report_says_how_many_answers_were_cut_off(reasons: tuple[str | None, ...], words: str) -> None:
+    assert words in str(TraceReport.of(turns(*reasons))).splitlines()

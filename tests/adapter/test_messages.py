@@ -119,6 +119,19 @@ def test_wrong_shapes_are_refused(attributes: dict[str, Any], message: str) -> N
         TraceToMessages().adapt([span("c", attributes=attributes)])
 
 
+def test_a_tool_without_an_id_is_refused() -> None:
+    call = {
+        "prompt": [],
+        "completion": [{"role": "assistant"}],
+        "request": {},
+        "response": {},
+        "tools": [{"name": "add"}],
+    }
+
+    with pytest.raises(ValueError, match="needs a text under 'id'"):
+        list(convert_to_openai_messages([call]))  # type: ignore[list-item] # a plain dictionary, as users pass it
+
+
 def test_parts_of_a_message_and_arguments_that_are_no_text_are_allowed() -> None:
     parts = [{"type": "text", "text": "hi"}]
     tool = {"name": "add", "parameters": {"a": 2}, "call": {"id": "t1"}}
@@ -128,3 +141,40 @@ def test_parts_of_a_message_and_arguments_that_are_no_text_are_allowed() -> None
 
     assert conversation["messages"][0]["content"] == parts
     assert conversation["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 2}'
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        pytest.param('[{"type": "input_text", "text": "hi"}]', [{"type": "text", "text": "hi"}], id="text"),
+        pytest.param('[{"type": "input_image", "image_url": "https://x/y.png"}]', [IMAGE], id="url"),
+        pytest.param(
+            '[{"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}]', [IMAGE], id="source by url"
+        ),
+        pytest.param(
+            '[{"type": "image_url", "image_url": {"url": "u", "detail": "low"}}]',
+            [{"type": "image_url", "image_url": {"url": "u", "detail": "low"}}],
+            id="detail",
+        ),
+        pytest.param(
+            '[{"type": "input_image", "image_url": "u", "detail": "low"}]',
+            [{"type": "image_url", "image_url": {"url": "u", "detail": "low"}}],
+            id="detail of a response",
+        ),
+        pytest.param(
+            '[{"type": "image", "source": {"type": "file", "file_id": "f"}}]',
+            [{"type": "image", "source": {"type": "file", "file_id": "f"}}],
+            id="image that only its API can find",
+        ),
+        pytest.param('[{"type": "room", "text": "Oak"}]', '[{"type": "room", "text": "Oak"}]', id="unknown kind"),
+        pytest.param('[{"type": "text"}]', '[{"type": "text"}]', id="no field"),
+        pytest.param('[{"type": "text", "text": "hi"', '[{"type": "text", "text": "hi"', id="no JSON"),
+    ],
+)
+def test_content_is_in_parts_only_if_all_are_known(said: str, content: object) -> None:
+    attributes = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": said}
+
+    assert adapted(span("c", attributes=attributes))["messages"] == [{"role": "user", "content": content}]

@@ -16,6 +16,8 @@ from agentlightning.adapter import (
     TracerTraceToTriplet,
     TraceToMessages,
     TraceToTrajectory,
+    TraceTree,
+    auto_adapter,
 )
 from agentlightning.types import Span, TraceStatus, Triplet
 from tests.adapter.spans import CHAT, reward, span
@@ -97,6 +99,12 @@ def test_logprobs_and_the_version_of_the_weights_are_lent_too() -> None:
     assert (sequence.logprobs[2:], sequence.weights_versions[2:]) == ((-0.5, -0.25), ("7", "7"))
 
 
+def test_a_call_that_has_tokens_keeps_its_own() -> None:
+    own = traced(1, "root", prompt_token_ids=[7], response_token_ids=[8])
+
+    assert tokens_of(TracerTraceToTriplet().adapt([ROOT, own, *proxied(1, "sdk-1")])) == [([7], [8])]
+
+
 def test_calls_of_an_agent_in_another_language_are_found_by_the_default() -> None:
     spans = [*proxied(1), *proxied(2, tokens="raw"), *proxied(3, tokens="none")]
 
@@ -110,6 +118,16 @@ def test_a_request_that_got_no_answer_is_no_call() -> None:
     failed = proxied(1, tokens="none", **ANSWERLESS)[0].model_copy(update={"status": FAILED})
 
     assert TracerTraceToTriplet().adapt([ROOT, failed]) == []
+
+
+def test_all_spans_are_taken_where_duplicates_are_wanted() -> None:
+    tree = TraceTree.from_spans([ROOT, traced(1, "root"), *proxied(1, "sdk-1"), *proxied(2)])
+
+    only_traced = tree.to_trajectory(dedup_llm_call=False)
+    every = tree.to_trajectory("openai|litellm_request", dedup_llm_call=False)
+
+    assert [triplet.metadata["response_id"] for triplet in only_traced] == ["r1", "r2"]
+    assert [triplet.metadata["response_id"] for triplet in every] == ["r1", "r1", "r2"]
 
 
 # ---------------------------------------------------------------------- whose call it is
@@ -190,6 +208,25 @@ def test_a_call_that_failed_does_not_take_the_answer_beneath_it() -> None:
         "request-1": DropReason.UNUSED,
         "raw-1": DropReason.UNUSED,
     }
+
+
+def test_the_only_answer_beneath_a_call_is_its_own_whatever_its_id() -> None:
+    """A proxy that speaks another dialect to the provider may pass on another id."""
+    spans = [ROOT, traced(1, "root", **{"gen_ai.response.id": "resp-1"}), *proxied(1, "sdk-1")]
+
+    (triplet,) = TracerTraceToTriplet().adapt(spans)
+    (sequence,) = TraceToTrajectory().adapt(spans).sequences
+
+    assert tokens_of([triplet]) == [([1, 1], [1, 0])]
+    assert sequence.token_ids == (1, 1, 1, 0)
+
+
+def test_requests_without_an_id_are_one_call_with_their_raw_form() -> None:
+    request, beneath = proxied(1, **ANSWERLESS)
+    del beneath.attributes["llm.openai.id"]
+
+    for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet(), auto_adapter([request, beneath])):
+        assert tokens_of(adapter.adapt([request, beneath])) == [([1, 1], [1, 0])]
 
 
 # ---------------------------------------------------------------------- conversations

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from agentlightning.adapter import (
     BreakReason,
     DropReason,
+    TokenSequence,
     TraceReport,
     TraceToTrajectory,
     Trajectory,
@@ -327,6 +329,18 @@ def test_a_line_that_is_no_trajectory_is_named(line: str, tmp_path: Path) -> Non
 
     with pytest.raises(ValueError, match=r"Line 2 of .* is no Trajectory"):
         read_jsonl(path)
+
+
+def test_columns_of_unequal_length_are_refused() -> None:
+    columns: dict[str, Any] = {"token_ids": (1, 2), "loss_mask": (0,), "logprobs": (), "weights_versions": ()}
+
+    with pytest.raises(ValidationError, match="equally long"):
+        TokenSequence(agent_name="*", **columns, calls=())
+
+
+def test_a_trajectory_does_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        two_attempts()[0].final_reward = 1.0
 
 
 def test_a_report_says_in_words_what_will_be_trained() -> None:

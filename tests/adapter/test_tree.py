@@ -31,6 +31,12 @@ def test_several_roots_get_a_virtual_one() -> None:
     assert (tree.start_time, tree.end_time) == (1.0, 4.0)
 
 
+def test_a_span_that_came_twice_is_one_node() -> None:
+    tree = TraceTree.from_spans([span("a"), span("b", "a", name="old"), span("b", "a", name="new")])
+
+    assert [node.span.name for node in tree.traverse()] == ["step", "new"]
+
+
 def test_nodes_are_found_added_and_told_apart() -> None:
     tree = TraceTree.from_spans([span("a"), span("b", "a")])
 

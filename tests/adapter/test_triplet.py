@@ -1,6 +1,7 @@
 """Spans become triplets, from a tracer and from the proxy."""
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -79,6 +80,19 @@ def test_strays_are_found_under_their_agent_by_time() -> None:
     assert as_recorded == []
 
 
+def test_calls_without_tokens_can_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    talk = Conversation()
+    talk.call([1], None)
+    talk.call([1], [2])
+    talk.reward(1.0)
+
+    with caplog.at_level(logging.WARNING):
+        triplets = TracerTraceToTriplet(_skip_empty_token_spans=True).adapt(talk.spans)
+
+    assert [(triplet.metadata["response_id"], triplet.reward) for triplet in triplets] == [("r2", 1.0)]
+    assert "call-1 is skipped" in caplog.text
+
+
 def test_a_call_that_was_excluded_or_failed_is_no_triplet_and_takes_no_reward() -> None:
     talk = Conversation()
     talk.call([1], [2])
@@ -103,6 +117,10 @@ def test_calls_in_other_dialects_are_triplets_where_there_is_no_chat(name: str) 
 
     assert (alone.response["token_ids"], beside.response["token_ids"]) == ([2], [4])
     assert TracerTraceToTriplet(llm_call_match="my.call").adapt([span("root", end=9.0), other]) == []
+
+
+def test_a_count_of_tokens_is_no_call() -> None:
+    assert TracerTraceToTriplet().adapt([span("c", name="anthropic.messages.count_tokens")]) == []
 
 
 def test_a_final_reward_replaces_that_of_the_last_call() -> None:
@@ -149,6 +167,11 @@ def test_triplets_become_transitions() -> None:
     assert transition == Transition(state=[1, 2], action=[3], response_id="r2", agent_name="solver", reward=0.5)
 
 
+def test_a_triplet_without_tokens_is_no_transition() -> None:
+    with pytest.raises(ValueError, match="prompt of the triplet holds no token ids"):
+        Transition.from_triplet(Triplet(prompt="2+2?", response={"token_ids": [4]}))
+
+
 # ---------------------------------------------------------------------- from the proxy
 
 
@@ -175,6 +198,19 @@ def test_raw_requests_are_read(attributes: dict[str, Any]) -> None:
 
     assert (triplet.prompt, triplet.response) == ({"token_ids": [1, 2]}, {"token_ids": [3, 4]})
     assert triplet.metadata == {"response_id": "r1"}
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        pytest.param({"prompt_token_ids": "[1]"}, id="no-response"),
+        pytest.param({"prompt_token_ids": "[1]", "response_token_ids": "[[]]"}, id="empty"),
+        pytest.param({"prompt_token_ids": "oops", "response_token_ids": "[[1]]"}, id="no-literal"),
+        pytest.param({"prompt_token_ids": "['a']", "response_token_ids": "[[1]]"}, id="texts"),
+    ],
+)
+def test_requests_without_both_lists_are_left_out(attributes: dict[str, Any]) -> None:
+    assert LlmProxyTraceToTriplet().adapt([raw(1, **attributes)]) == []
 
 
 def test_proxy_spans_are_ordered_by_sequence_whatever_their_clocks_say() -> None:

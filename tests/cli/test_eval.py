@@ -89,6 +89,26 @@ def test_endpoint_is_scored_and_failures_count_as_the_worst(
     assert (tmp_path / "kept.db").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "code", "words"),
+    [
+        ("skip", 0, "reward 1.000, 95 % interval 0.207 to 1.000, n = 1\n1 failed and are left out, "),
+        ("-1", 0, "reward 0.000, 95 % interval"),
+        ("all of them", 1, "None of 1 rollouts gave a reward; most often: ConnectionError: the tool is down"),
+    ],
+)
+def test_it_can_be_said_what_failures_count_unless_there_is_nothing_else(
+    model: StubModel, capsys: pytest.CaptureFixture[str], option: str, code: int, words: str
+) -> None:
+    given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve"]
+    given += [f"--failed={option}"] if code == 0 else []
+
+    ended, told = evaluated(capsys, ["one", "broken"] if code == 0 else ["broken"], *given)
+
+    assert ended == code
+    assert words in told
+
+
 def test_prompt_is_scored_in_words(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
     Path("prompt.txt").write_text("Please repeat: {task}")
     given = [model.url, "--model", "m", "--agent", "agent_of_eval:prompted", "--prompt", "prompt.txt", "--n", "2"]

@@ -68,6 +68,16 @@ def test_model_of_the_package_is_exported_by_its_name(tmp_path: Path, capsys: py
     assert "has no checkpoints" in capsys.readouterr().err
 
 
+def test_one_of_several_models_is_named(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = Checkpoints(checkpoints / "solver")
+    kept.save(7, model_state=shifted(7), learner_state={}, progress={"model": "tiny"})
+
+    assert main(["export-model", str(checkpoints), str(tmp_path / "out")]) == 1
+    assert "solver, tiny; choose one" in capsys.readouterr().err
+    assert main(["export-model", str(checkpoints), str(tmp_path / "out"), "--policy", "solver"]) == 0
+    assert is_of_step(tmp_path / "out", 7)
+
+
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
@@ -76,8 +86,9 @@ def test_model_of_the_package_is_exported_by_its_name(tmp_path: Path, capsys: py
         ("run", ["--step", "9"], "does not have step 9; there are the steps 1, 2, 3"),
         ("run", ["--policy", "planner"], "choose one of these with --policy"),
         ("run/tiny/step-000001", [], "neither checkpoints"),
+        ("run", ["--dtype", "bfloat16"], "32 bits alone"),
     ],
-    ids=["missing", "empty", "no_such_step", "no_such_policy", "inside_a_checkpoint"],
+    ids=["missing", "empty", "no_such_step", "no_such_policy", "inside_a_checkpoint", "tiny_in_16_bits"],
 )
 def test_what_cannot_be_exported_is_told(
     checkpoints: Path,

@@ -260,6 +260,8 @@ async def test_a_store_that_does_not_answer_is_told_and_waited_for(start: Start,
         (["--host", "0.0.0.0"], "AGL_PROXY_API_KEY"),
         (["--log-level", "LOUD"], "Log level 'LOUD' is unknown"),
         (["--model", "m=http://127.0.0.1:1/v1", "--store", "ftp://x"], "is no store"),
+        (["--config", "good.yaml"], "pip install pyyaml"),
+        (["--model", "m=http://127.0.0.1:1/v1", "--port", "0", "--max-calls", "1"], "without --store there is none"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -276,8 +278,11 @@ def test_what_cannot_be_done_is_said_in_one_line(
     for name, text in (("broken.json", "{"), ("broken.yaml", "a: ["), ("list.json", "[]")):
         Path(name).write_text(text)
     Path("odd.json").write_text('{"model_list": {"a": 1}}')
+    Path("good.yaml").write_text("model_list: []")
+    if "good.yaml" in arguments:
+        monkeypatch.setitem(sys.modules, "yaml", None)
 
-    code = main(["proxy", "--store", "runs.db", *arguments])
+    code = main(["proxy", *(() if "--max-calls" in arguments else ("--store", "runs.db")), *arguments])
 
     said = capsys.readouterr().err
     assert code == 1

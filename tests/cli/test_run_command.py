@@ -390,6 +390,14 @@ def test_a_reward_is_read_where_it_is_said_to_be(
     assert re.search(rf"reward\s*│ {'none' if reward is None else f'{reward:g}'} ", done.stderr)
 
 
+def test_a_reward_that_cannot_be_read_fails_the_rollout_and_is_told(runs: Runs, runs_here: RunsHere) -> None:
+    done = runs_here("--reward", "stdout", "--", "echo", "well")
+
+    assert done.returncode == 0
+    assert "The last line of stdout must be a number" in done.stderr
+    assert runs.recorded()[0].status == "failed"
+
+
 def test_a_task_is_the_rollout_s_input_and_reaches_the_program(runs: Runs, runs_here: RunsHere) -> None:
     done = runs_here("--task", '{"n": 1}', "--", "sh", "-c", 'echo "$AGL_TASK"')
 
@@ -474,6 +482,8 @@ def test_the_trace_of_a_rollout_is_shown(runs: Runs, runs_here: RunsHere) -> Non
     assert "reward 1" in shown.stdout
     spans = [json.loads(line) for line in runs_here("--show", rollout.rollout_id, "--json").stdout.splitlines()]
     assert {span["rollout_id"] for span in spans} == {rollout.rollout_id}
+    missing = runs_here("--show", "ro-missing")
+    assert (missing.returncode, "There is no rollout 'ro-missing'" in missing.stderr) == (1, True)
 
 
 # ---------------------------------------------------------------------- what goes wrong
@@ -518,3 +528,32 @@ def test_credentials_reach_the_program_only_by_name(runs: Runs) -> None:
     assert (done.returncode, sorted(json.loads(done.stdout.replace("'", '"')))) == (3, ["MY_COLOUR", "MY_TOKEN"])
     assert re.search(r"did not inherit .*MY_PASSWORD.*--env NAME", done.stderr)
     assert "password-of-the-user" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"]], ids=["nothing", "dashes"])
+def test_without_a_program_the_usage_is_shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", *arguments])
+
+    assert "there is no program to run" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_gone_ends_the_program(runs: Runs) -> None:
+    process = runs.start("--", "yes")
+    assert process.stdout is not None
+
+    assert process.stdout.readline() == "y\n"
+    process.stdout.close()
+
+    assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGPIPE
+    process.stdout = None
+    process.communicate()
+
+
+def test_a_proxy_of_the_network_is_not_asked_for_ours(runs: Runs) -> None:
+    away = "http://127.0.0.1:9"
+    changes = {"HTTP_PROXY": away, "http_proxy": away, "NO_PROXY": "example.org", "no_proxy": "example.org"}
+
+    done = runs("--", sys.executable, runs.file("script.py", PYTHON), **changes)
+
+    assert (done.returncode, done.stdout.split("\n")[0]) == (0, "Hello there"), done.stderr

@@ -121,6 +121,23 @@ def test_show_tells_scope_ids_and_end(capsys: Capture) -> None:
     assert "signature was not checked" in shown.err
 
 
+@pytest.mark.parametrize(
+    ("expires_at", "shown"),
+    [(None, "never"), (NOW - 1, "2023-11-14 22:13:19 UTC (expired)"), (1e300, f"{1e300:.0f} seconds since the epoch")],
+    ids=["never", "expired", "beyond the calendar"],
+)
+def test_show_tells_any_end(capsys: Capture, expires_at: float | None, shown: str) -> None:
+    main(["show", sign_token(SECRET, Scope("runner"), expires_at=expires_at)])
+
+    assert capsys.readouterr().out.splitlines() == ["scope    runner", f"expires  {shown}"]
+
+
+def test_show_leaves_the_terminal_alone(capsys: Capture) -> None:
+    main(["show", sign_token(SECRET, Scope("attempt", "\x1b[31mred", "at-1"), expires_at=None)])
+
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_show_answers_as_json(capsys: Capture) -> None:
     main(["show", "--json", sign_token(SECRET, Scope("attempt", "ro-1", "at-1"), expires_at=NOW)])
 

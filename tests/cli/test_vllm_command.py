@@ -106,6 +106,13 @@ def test_vllm_is_taught_to_return_token_ids_before_it_starts(installed: Path) ->
     }
 
 
+@pytest.mark.parametrize(("leaving", "code", "said"), [("3", 3, ""), ("no GPU", 1, "no GPU\n")])
+def test_exit_code_is_that_of_vllm(installed: Path, leaving: str, code: int, said: str) -> None:
+    done = run(installed, "serve", "m", LEAVE=leaving)
+
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_executable_of_another_environment_is_run_as_it_is(tmp_path: Path) -> None:
     program = tmp_path / "vllm"
     program.write_text(EXECUTABLE)
@@ -173,6 +180,24 @@ def test_key_of_the_environment_is_used_and_not_shown(installed: Path, model: Pa
     assert (installed / "called").read_text() == "given"
     assert "given" not in done.stderr
     assert 'VllmOptions(address="http://127.0.0.1:8000", sleep=True)' in done.stderr
+
+
+def test_command_can_be_shown_without_vllm_and_without_its_key(tmp_path: Path) -> None:
+    done = run(tmp_path, "./m", "--print", "--max-length", "2048", VLLM_API_KEY="secret")
+
+    assert done.returncode == 0
+    assert "VLLM_SERVER_DEV_MODE=1 \\\n" in done.stdout
+    assert "serve ./m --served-model-name policy --host 127.0.0.1 --port 8000" in done.stdout
+    assert "--max-model-len 2048" in done.stdout
+    assert "secret" not in done.stdout
+
+
+def test_model_without_vllm_is_one_line_with_what_installs_it(model: Path) -> None:
+    done = run(model, "./m", PATH=str(model))
+
+    assert done.returncode == 1
+    assert "vLLM is not installed beside this package: run `pip install" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,17 @@ def nobody() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
+def test_attributes_and_their_defaults() -> None:
+    client = AgentLightningClient("http://localhost:8000")
+
+    assert (client.endpoint, client.poll_interval, client.timeout) == ("http://localhost:8000", 5.0, 10.0)
+    assert client.task_count == 0
+    assert client._resource_cache == {}
+    assert client._default_headers == {"X-AgentLightning-Client": "true"}
+    assert (client._next_task_uri, client._resources_uri) == ("/task", "/resources")
+    assert (client._latest_resources_uri, client._report_rollout_uri) == ("/resources/latest", "/rollout")
+
+
 def test_polling_goes_on_until_there_is_a_task(canned: Any, connect: Any, ask: Any) -> None:
     empty = {"is_available": False, "task": None}
     server = canned((200, empty), (500, {}), (200, b"no JSON"), (200, [1]), (200, TASK))
@@ -135,6 +146,13 @@ def test_a_result_is_acknowledged_and_given_back_whole(served: Any, connect: Any
     assert (answer["status"], answer["data"]) == ("ok", None)
     assert task.rollout_id in answer["message"]
     assert served.run(served.server.get_completed_rollout(task.rollout_id)) == rollout
+
+
+def test_a_mapping_is_posted_as_a_result(served: Any, connect: Any, ask: Any) -> None:
+    answer = ask(connect(served.endpoint), "post_rollout", {"rollout_id": "rollout-1", "final_reward": 1})
+
+    assert answer["status"] == "ok"
+    assert served.run(served.server.get_completed_rollout("rollout-1")).final_reward == 1.0
 
 
 def test_a_bare_number_is_refused_among_several_results(connect: Any, ask: Any, nobody: str) -> None:

@@ -84,6 +84,14 @@ def test_a_result_is_sent_again_to_a_server_that_is_starting(
     assert warnings_of(caplog) == []
 
 
+def test_a_result_is_sent_again_to_a_server_that_hung_up(canned: Any, connect: Any, ask: Any) -> None:
+    server = canned((None, None), (200, {"status": "ok"}))
+
+    assert ask(connect(server.endpoint), "post_rollout", RESULT) == {"status": "ok"}
+
+    assert [body for *_, body in server.requests] == [server.requests[0][-1]] * 2
+
+
 def test_a_result_that_is_refused_is_sent_once(canned: Any, connect: Any, ask: Any) -> None:
     server = canned((400, {"detail": "no"}))
 

@@ -55,6 +55,18 @@ async def test_a_task_without_resources_takes_the_latest_when_it_is_run(data_sto
     assert (await claimed(data_store)).resources_id is None
 
 
+async def test_claimed_tasks_are_being_processed_until_they_are_reported(data_store: ServerDataStore) -> None:
+    await data_store.add_task("hello")
+    task = await claimed(data_store)
+
+    processing = data_store.get_processing_tasks()
+    await data_store.store_rollout(RolloutLegacy(rollout_id=task.rollout_id))
+
+    assert processing == {task.rollout_id: task}
+    assert data_store.get_processing_tasks() == {}
+    assert list(data_store._completed_rollouts) == [task.rollout_id]
+
+
 async def test_a_requeued_task_is_at_the_tail_and_keeps_its_claims(data_store: ServerDataStore) -> None:
     first, second = [await data_store.add_task(number) for number in range(2)]
     task = await claimed(data_store)
@@ -64,6 +76,14 @@ async def test_a_requeued_task_is_at_the_tail_and_keeps_its_claims(data_store: S
 
     assert task.rollout_id == first
     assert [(task.rollout_id, task.num_claims) for task in again] == [(second, 1), (first, 2)]
+
+
+async def test_a_task_of_an_earlier_server_can_be_requeued(data_store: ServerDataStore) -> None:
+    await data_store.requeue_task(Task(rollout_id="rollout-old", input="hello", mode="val"))
+
+    task = await claimed(data_store)
+
+    assert (task.rollout_id, task.input, task.mode) == ("rollout-old", "hello", "val")
 
 
 async def test_a_stale_task_goes_back_to_the_queue(data_store: ServerDataStore, clock: Any) -> None:
@@ -90,6 +110,15 @@ async def test_a_task_is_never_given_up(data_store: ServerDataStore, clock: Any)
         clock.advance(TIMEOUT_SECONDS + 1)
 
 
+async def test_a_claim_that_stands_is_not_forgotten(data_store: ServerDataStore) -> None:
+    await data_store.add_task("hello")
+    task = await claimed(data_store)
+
+    await data_store.forget_stale_tasks()
+
+    assert data_store.get_processing_tasks() == {task.rollout_id: task}
+
+
 async def test_a_late_result_counts_and_ends_the_second_claim(data_store: ServerDataStore, clock: Any) -> None:
     rollout_id = await data_store.add_task("hello")
     await claimed(data_store)
@@ -103,6 +132,29 @@ async def test_a_late_result_counts_and_ends_the_second_claim(data_store: Server
     result = await data_store.retrieve_rollout(rollout_id)
     assert result is not None
     assert result.final_reward == 1.0
+
+
+async def test_a_result_for_a_task_back_in_the_queue_takes_it_out(data_store: ServerDataStore, clock: Any) -> None:
+    rollout_id = await data_store.add_task("hello")
+    await claimed(data_store)
+    clock.advance(TIMEOUT_SECONDS + 1)
+
+    await data_store.store_rollout(RolloutLegacy(rollout_id=rollout_id))
+
+    assert await data_store.get_next_task() is None
+
+
+async def test_a_result_is_retrieved_once(data_store: ServerDataStore) -> None:
+    rollout = RolloutLegacy(rollout_id=await data_store.add_task("hello"), final_reward=1.0)
+    await claimed(data_store)
+    assert await data_store.retrieve_rollout(rollout.rollout_id) is None
+    await data_store.store_rollout(rollout)
+
+    answers = await asyncio.gather(*(data_store.retrieve_rollout(rollout.rollout_id) for _ in range(5)))
+
+    assert [answer for answer in answers if answer is not None] == [rollout]
+    assert await data_store.retrieve_rollout(rollout.rollout_id) is None
+    assert await data_store.retrieve_rollout("rollout-none") is None
 
 
 async def test_a_result_asked_for_twice_at_once_is_given_once(
@@ -121,6 +173,18 @@ async def test_a_result_asked_for_twice_at_once_is_given_once(
     results = await asyncio.gather(*(data_store.retrieve_rollout("r") for _ in range(3)))
 
     assert [result is not None for result in results].count(True) == 1
+
+
+async def test_reporting_again_replaces_the_result_also_of_one_that_was_retrieved(data_store: ServerDataStore) -> None:
+    rollout_id = await data_store.add_task("hello")
+    rewards = []
+    for reported in ((0.0, 1.0), (2.0,)):
+        for reward in reported:
+            await data_store.store_rollout(RolloutLegacy(rollout_id=rollout_id, final_reward=reward))
+        result = await data_store.retrieve_rollout(rollout_id)
+        rewards.append(None if result is None else result.final_reward)
+
+    assert rewards == [1.0, 2.0]
 
 
 async def test_a_result_reported_after_its_retrieval_can_be_retrieved_again(data_store: ServerDataStore) -> None:

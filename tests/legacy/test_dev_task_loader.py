@@ -22,6 +22,15 @@ def test_inputs_become_numbered_tasks_and_begin_anew_at_the_end(resources: Any, 
     assert (loader.task_count, loader._task_index) == (3, 1)
 
 
+def test_a_mapping_of_resources_is_wrapped(resources: Any, ask: Any) -> None:
+    loader = DevTaskLoader(["a"], resources)
+
+    latest = ask(loader, "get_latest_resources")
+
+    assert (latest.resources_id, latest.resources) == ("local", resources)
+    assert ask(loader, "get_resources_by_id", "local") == latest == loader._resources_update
+
+
 def test_a_bundle_of_resources_keeps_its_id(resources: Any, ask: Any) -> None:
     bundle = ResourcesUpdate(resources_id="mine", resources=resources)
     loader = DevTaskLoader(["a"], bundle)

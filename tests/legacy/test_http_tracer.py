@@ -198,6 +198,14 @@ def test_headers_and_bodies_are_shown_on_request(call: Callable[..., bytes], url
     assert span.attributes["http.response.body"] == "got a body"
 
 
+@pytest.mark.parametrize("path", ["/missing", "/broken"])
+def test_a_refusal_is_an_error(url: str, path: str) -> None:
+    (span,) = traced(make(), with_requests, "GET", url + path)
+
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description == f"HTTP {span.attributes['http.status_code']}"
+
+
 def test_a_call_without_an_answer_is_an_error_and_is_raised(call: Callable[..., bytes], url: str) -> None:
     tracer = make()
 
@@ -282,6 +290,19 @@ def test_a_bare_thread_belongs_to_the_only_trace(url: str) -> None:
         thread = threading.Thread(target=with_requests, args=("GET", url))
         thread.start()
         thread.join()
+
+    assert len(tracer.get_last_trace()) == 1
+
+
+async def test_a_session_that_was_there_before_is_seen_and_left_as_it_was(url: str) -> None:
+    tracer = make()
+
+    async with aiohttp.ClientSession() as session:
+        async with tracer.trace_context(), session.get(url) as answer:
+            await answer.read()
+        assert session.trace_configs == []
+        async with session.get(url) as answer:
+            await answer.read()
 
     assert len(tracer.get_last_trace()) == 1
 

@@ -56,6 +56,7 @@ def test_a_bare_result_is_that_of_the_polled_task(
     stored = result_of(served, rollout_id)
     assert (stored.task.input, stored.final_reward, stored.metadata) == ("hello", reward, metadata)
     assert task.rollout_id == rollout_id
+    assert served.run(served.server.store.get_rollout_by_id(rollout_id)).output == metadata.get("result")
 
 
 def test_a_task_that_was_given_up_does_not_get_the_result_of_the_next(served: Any, connect: Any) -> None:

@@ -18,6 +18,7 @@ from agentlightning.legacy.dev_task_loader import DevTaskLoader
 from agentlightning.legacy.trainer import TrainerLegacy, WorkerPlan, join_workers, orphaned_among, worker_processes
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer
+from tests.legacy.agents import Newer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
@@ -121,6 +122,26 @@ def test_a_process_of_another_user_is_left_alone(start: Start, worker: str, monk
     assert orphaned_among([child]) == []
 
 
+def test_a_process_that_may_not_be_looked_at_is_left_alone(
+    start: Start, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> str:
+        raise psutil.AccessDenied
+
+    child = start(worker)
+    monkeypatch.setattr(child, "username", refuse)
+
+    assert orphaned_among([child]) == []
+
+
+def test_this_process_and_those_that_are_gone_are_left_alone(start: Start, worker: str) -> None:
+    gone = start(worker)
+    gone.kill()
+    gone.wait()
+
+    assert orphaned_among([psutil.Process(), gone]) == []
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
 def test_workers_end_with_their_trainer(sent: signal.Signals, start: Start) -> None:
     trainer = start(TRAINING, workers=2).parent()
@@ -131,6 +152,17 @@ def test_workers_end_with_their_trainer(sent: signal.Signals, start: Start) -> N
     trainer.send_signal(sent)
 
     assert all(ended(worker) for worker in workers)
+
+
+def test_workers_bear_their_names_and_are_daemons() -> None:
+    plan = WorkerPlan(Newer(), DevTaskLoader(["hello"], {}), DummyTracer(), TracerTraceToTriplet())
+
+    with worker_processes(plan, 2) as processes:
+        names = [process.name for process in processes]
+        assert all(process.daemon for process in processes)
+
+    assert names == ["AgentLightning-Worker-0", "AgentLightning-Worker-1"]
+    assert not any(process.is_alive() for process in processes)
 
 
 @pytest.mark.parametrize(("daemon", "exit_code"), [(True, 7), (False, 0)], ids=["daemons", "others"])

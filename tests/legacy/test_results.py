@@ -66,6 +66,12 @@ def test_a_raw_result_becomes_a_rollout(result: object, fields: dict[str, Any]) 
     assert rollout_from_result(TASK, result) == RolloutLegacy(rollout_id="rollout-1", task=TASK, **fields)
 
 
+def test_a_ready_rollout_gets_the_id_of_its_task() -> None:
+    result = rollout_from_result(TASK, RolloutLegacy(rollout_id="other", final_reward=1.0))
+
+    assert result == RolloutLegacy(rollout_id="rollout-1", task=TASK, final_reward=1.0)
+
+
 def test_recorded_spans_become_a_trace_with_its_reward(recorded: list[Any]) -> None:
     result = rollout_from_result(TASK, recorded)
 

@@ -39,6 +39,15 @@ def send(server: AgentLightningServer, method: str, path: str, **options: Any) -
     return requests.request(method, f"{server.endpoint}{path}", timeout=10, **options)
 
 
+def test_health_is_told_without_claiming_a_task(server: AgentLightningServer) -> None:
+    rollout_id = send(server, "POST", "/task", json={"sample": None}).json()["rollout_id"]
+
+    response = send(server, "GET", "/health")
+
+    assert (response.status_code, response.json()["status"]) == (200, "ok")
+    assert send(server, "GET", "/task").json()["task"]["rollout_id"] == rollout_id
+
+
 def test_resources_that_do_not_change_in_time_are_no_content(server: AgentLightningServer) -> None:
     published = send(server, "POST", "/resources", json={"resources": {}}).json()
     seen = {"after": published["resources_id"], "version": published["version"], "wait": 0.01}
@@ -77,6 +86,12 @@ def test_a_malformed_body_is_refused_with_400_and_the_reason(
     assert response.json()["detail"]
 
 
+def test_of_a_malformed_batch_nothing_is_kept(server: AgentLightningServer) -> None:
+    send(server, "POST", "/rollouts", json=[{"rollout_id": "rollout-b"}, {}])
+
+    assert "rollout-b" not in server._data_store._completed_rollouts
+
+
 def test_a_reward_that_json_cannot_hold_is_refused(server: AgentLightningServer) -> None:
     body = b'{"rollout_id": "rollout-c", "final_reward": NaN}'
 
@@ -107,6 +122,11 @@ def test_a_server_without_state_answers_503(server: AgentLightningServer, method
     response = send(server, method, path, json=body)
 
     assert (response.status_code, "not initialised" in response.json()["detail"]) == (503, True)
+
+
+@pytest.mark.usefixtures("not_started")
+def test_a_server_without_state_has_no_task(server: AgentLightningServer) -> None:
+    assert send(server, "GET", "/task").json() == {"is_available": False, "task": None}
 
 
 def test_every_answer_offers_compression(server: AgentLightningServer) -> None:

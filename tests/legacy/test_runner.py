@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from opentelemetry import trace as otel
 
-from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages
 from agentlightning.emitter import emit_reward
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
@@ -17,7 +17,7 @@ from agentlightning.legacy.runner import LegacyAgentRunner
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer, OtelTracer, Tracer
 from agentlightning.types import RolloutLegacy, Task, Triplet
-from tests.legacy.agents import EVERY_RELEASE
+from tests.legacy.agents import EVERY_RELEASE, FirstRelease
 from tests.legacy.conftest import ServerInThread
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
@@ -95,6 +95,16 @@ def test_tasks_of_a_server_are_done_by_agents_of_every_release(
     assert agent.rollout_ids == ids
 
 
+def test_resources_are_those_the_task_names(served: ServerInThread, connect: Connect, resources: Any) -> None:
+    named = served.run(served.server.update_resources(resources))
+    served.run(served.server.update_resources({}))
+    rollout_id = served.run(served.server.queue_task({"name": "Ada"}, "train", named))
+
+    assert running(FirstRelease(), connect(served.endpoint)).run()
+
+    assert served.run(served.server.get_completed_rollout(rollout_id)).final_reward == 1.0
+
+
 @pytest.mark.parametrize("resources_id", [None, "res-unknown"])
 @pytest.mark.parametrize("manner", ["run", "run_async"])
 def test_a_task_without_resources_is_left_to_the_server(
@@ -126,6 +136,16 @@ def test_closing_the_client_ends_the_loop(manner: str, served: ServerInThread, c
     assert counts == [0]
 
 
+def test_a_result_that_does_not_arrive_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Deaf(DevTaskLoader):
+        def post_rollout(self, rollout: Any) -> Any:
+            return None
+
+    assert running(Returning(1.0), Deaf(["hello"], {})).run()
+
+    assert "did not reach the server" in caplog.text
+
+
 # ---------------------------------------------------------------------- failures
 
 
@@ -144,6 +164,16 @@ def test_what_the_agent_raises_is_posted(error: BaseException, manner: str, capl
     assert str(error) in rollout.metadata["error"]["message"]
     assert type(error).__name__ in rollout.metadata["error"]["traceback"]
     assert "Rollout local_task_001 failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "result", [[Triplet(prompt=1, response=2), object()], {"final_reward": "much"}], ids=["list", "mapping"]
+)
+def test_a_result_that_means_nothing_is_a_failure(result: object) -> None:
+    rollout = posted(Returning(result), DummyTracer())
+
+    assert rollout.final_reward is None
+    assert rollout.metadata["error"]["message"]
 
 
 @pytest.mark.parametrize("manner", ["run", "run_async"])
@@ -210,6 +240,10 @@ def test_a_number_is_the_reward_and_the_trace_gives_the_rest(tracer: Tracer) -> 
     assert [entry["name"] for entry in rollout.trace or []].count("openai.chat.completion") == 2
 
 
+def test_without_a_result_the_reward_is_that_of_the_last_triplet(tracer: Tracer) -> None:
+    assert posted(Returning(None, calls=2), tracer).final_reward == 0.5
+
+
 def test_without_triplets_the_reward_is_the_last_that_was_emitted(tracer: Tracer) -> None:
     rollout = posted(Returning(None, calls=3), tracer, triplet_exporter=TracerTraceToTriplet(llm_call_match="none"))
 
@@ -238,10 +272,41 @@ def test_a_returned_rollout_is_completed(tracer: Tracer) -> None:
     assert (mine.rollout_id, mine.triplets) == ("other", None)
 
 
+def test_an_adapter_that_fails_costs_only_the_triplets(tracer: Tracer, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(TracerTraceToTriplet):
+        def adapt(self, source: Any, /) -> list[Triplet]:
+            raise ValueError("unreadable")
+
+    rollout = posted(Returning(0.5, calls=1), tracer, triplet_exporter=Broken())
+
+    assert (rollout.final_reward, rollout.triplets, bool(rollout.trace)) == (0.5, None, True)
+    assert "unreadable" in caplog.text
+
+
+def test_an_adapter_that_makes_something_else_makes_no_triplets(
+    tracer: Tracer, caplog: pytest.LogCaptureFixture
+) -> None:
+    rollout = posted(Returning(0.5, calls=1), tracer, triplet_exporter=TraceToMessages())
+
+    assert rollout.triplets is None
+    assert "makes no triplets" in caplog.text
+
+
 def test_a_result_can_be_converted_without_a_task() -> None:
     runner = running(Returning(None), DevTaskLoader(["hello"], {}))
 
     assert runner._to_rollout_object(0.5, "rollout-1") == RolloutLegacy(rollout_id="rollout-1", final_reward=0.5)
+
+
+def test_the_trace_of_a_rollout_is_not_that_of_the_one_before(tracer: Tracer) -> None:
+    loader, agent = DevTaskLoader(["hello"], {}), Returning(None, calls=2)
+    runner = running(agent, loader, tracer=tracer)
+    runner.run()
+    agent.calls = 0
+    runner.run()
+
+    assert [rollout.final_reward for rollout in loader.rollouts] == [0.5, None]
+    assert loader.rollouts[1].trace is None
 
 
 async def test_runners_share_a_loop_and_keep_their_traces_apart(tracer: Tracer) -> None:

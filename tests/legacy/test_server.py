@@ -4,13 +4,14 @@ import asyncio
 import gzip
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from agentlightning.errors import InvalidValue
+from agentlightning.errors import ConfigurationError, InvalidValue
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.server import AgentLightningServer
 from agentlightning.store.http.tokens import Scope, sign_token
@@ -115,6 +116,11 @@ def test_a_public_address_without_a_token_is_warned_of(
     assert ("asks for no token" in caplog.text) is warns
 
 
+def test_a_token_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="white space"):
+        AgentLightningServer(token="two words")
+
+
 @pytest.mark.parametrize("is_compressed", [False, True], ids=["plain", "compressed"])
 async def test_a_body_above_the_limit_is_refused(is_compressed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentlightning.legacy.routes.MAX_BODY_BYTES", 10_000)
@@ -133,6 +139,16 @@ async def test_a_body_above_the_limit_is_refused(is_compressed: bool, monkeypatc
     await server.stop()
 
     assert status == 413
+
+
+def test_attributes_and_their_defaults() -> None:
+    server = AgentLightningServer()
+
+    assert (server.host, server.port, server.endpoint) == ("127.0.0.1", 8000, "http://127.0.0.1:8000")
+    assert (server.task_timeout_seconds, server._task_timeout_seconds) == (300.0, 300.0)
+    assert (server._store, server.loop, server._uvicorn_server, server._uvicorn_config) == (None, None, None, None)
+    assert isinstance(server.startup_event, threading.Event)
+    assert not server.startup_event.is_set()
 
 
 async def test_a_stopped_server_is_gone_and_can_start_again() -> None:
@@ -246,3 +262,10 @@ async def test_an_input_that_pydantic_writes_as_json_travels(server: AgentLightn
 
     assert task is not None
     assert task.rollout_id == rollout_id
+
+
+async def test_resources_that_cannot_travel_are_refused(server: AgentLightningServer) -> None:
+    with pytest.raises(InvalidValue, match="A bundle of resources cannot be sent"):
+        await server.update_resources({"prompt": PromptTemplate(template="\ud800", engine="f-string")})
+
+    assert await server.store.get_latest_resources() is None

@@ -14,6 +14,7 @@ from agentlightning.semconv import AGL_REWARD
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.types import (
     AttemptedRollout,
+    RolloutConfig,
     RolloutLegacy,
     Span,
     Triplet,
@@ -153,6 +154,22 @@ async def test_runners_and_clients_share_one_queue(
 
     assert {*by_runner, *by_client} == expected
     assert len(await server.retrieve_completed_rollouts()) == 20
+
+
+async def test_a_rollout_keeps_the_patience_it_was_given(clock: Any) -> None:
+    store = InMemoryLightningStore(clock=clock)
+    server = AgentLightningServer(port=0, task_timeout_seconds=10.0, store=store)
+    await server.start()
+    async with AgentLightningClient(server.endpoint) as client:
+        patient = await store.enqueue_rollout("hello", config=RolloutConfig(timeout_seconds=100.0))
+        await client.poll_next_task_async()
+    clock.advance(50.0)
+
+    rollout = await store.get_rollout_by_id(patient.rollout_id)
+
+    await server.stop()
+    assert rollout is not None
+    assert rollout.status == "preparing"
 
 
 async def test_posted_triplets_are_model_calls_with_their_rewards(

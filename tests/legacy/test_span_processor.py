@@ -5,7 +5,8 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import Tracer
 
 from agentlightning.store import InMemoryLightningStore, LightningStore
@@ -64,6 +65,16 @@ def test_a_store_that_fails_is_logged(
 
     assert len(processor.spans()) == 1
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_a_span_that_is_not_sampled_is_ignored(processor: LightningSpanProcessor) -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+
+    provider.get_tracer("tests").start_span("one").end()
+    processor.on_end(ReadableSpan("two"))
+
+    assert processor.spans() == []
 
 
 def test_after_shutdown_there_is_no_loop() -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import agentlightning as agl
-from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages
 from agentlightning.algorithm import Algorithm
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
@@ -23,7 +23,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Hook, NamedResources
 from tests.e2e.server_process import left_behind
-from tests.legacy.agents import EVERY_RELEASE, Newer
+from tests.legacy.agents import EVERY_RELEASE, FirstRelease, Newer
 from tests.legacy.conftest import ServerInThread
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -211,6 +211,12 @@ def test_the_algorithm_is_given_its_parts_but_no_store(resources: Any) -> None:
         algorithm.get_store()
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://host", "", "sqlite:///x"])
+def test_only_addresses_of_the_web_are_servers(address: str) -> None:
+    with pytest.raises(ValueError, match="must begin with http:// or https://"):
+        training().fit(Newer(), address)
+
+
 # ---------------------------------------------------------------------- wrong use
 
 
@@ -273,6 +279,15 @@ def test_trained_agents_decide_what_the_adapter_reads(resources: Any) -> None:
     assert (matches, adapter.agent_match) == (["writer"], "all")
 
 
+def test_trained_agents_mean_nothing_to_other_adapters(resources: Any, caplog: pytest.LogCaptureFixture) -> None:
+    agent = Newer()
+    agent.trained_agents = "writer"
+
+    training(adapter=TraceToMessages(), max_rollouts=1).fit_v0(agent, DevTaskLoader(TASKS, resources))
+
+    assert "TraceToMessages has no agent_match" in caplog.text
+
+
 # ---------------------------------------------------------------------- the trainer of the first release
 
 
@@ -289,3 +304,11 @@ def test_the_client_is_there_between_init_and_teardown() -> None:
     assert (client.endpoint, client._closed.is_set()) == ("http://127.0.0.1:1", True)
     with pytest.raises(RuntimeError, match="call init"):
         trainer.client()
+
+
+def test_the_trainer_of_the_first_release_fits(served: ServerInThread, resources: Any) -> None:
+    rollout_ids = queued(served, resources)
+
+    TrainerLegacy(tracer=DummyTracer(), n_workers=1, max_tasks=4).fit_v0(FirstRelease(), served.endpoint)
+
+    assert rewards_of(served, rollout_ids) == [1.0] * 4

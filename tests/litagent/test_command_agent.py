@@ -12,7 +12,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.litagent.command import CommandAgent
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from agentlightning.store.http.tokens import verify_token
-from agentlightning.types import LLM, PromptTemplate
+from agentlightning.types import LLM, PromptTemplate, ProxyLLM, Rollout
 from tests.litagent.workbench import Workbench
 from tests.stub_model.server import StubModel
 
@@ -164,6 +164,23 @@ async def test_the_environment_tells_all(workbench: Workbench, llm: LLM) -> None
     ids = f"agentlightning.rollout_id={told['AGL_ROLLOUT_ID']},agentlightning.attempt_id={told['AGL_ATTEMPT_ID']}"
     assert told["OTEL_RESOURCE_ATTRIBUTES"].endswith(ids)
     assert not Path(told["AGL_REWARD_FILE"]).parent.exists()  # any more
+
+
+async def test_a_proxied_model_has_a_url_that_names_the_attempt(workbench: Workbench) -> None:
+    proxied = ProxyLLM(endpoint="http://proxy/v1", model="m")
+
+    told = await environment_of(workbench, CommandAgent(PRINT_ENVIRONMENT), resources={"llm": proxied})
+
+    url = f"http://proxy/rollout/{told['AGL_ROLLOUT_ID']}/attempt/{told['AGL_ATTEMPT_ID']}"
+    assert (told["OPENAI_BASE_URL"], told["ANTHROPIC_BASE_URL"]) == (f"{url}/v1", url)
+    assert json.loads(told["AGL_RESOURCES"])["llm"]["endpoint"] == f"{url}/v1"
+
+
+async def test_other_agents_resources_are_not_told(workbench: Workbench, llm: LLM) -> None:
+    other = LLM(endpoint="http://other", model="other")
+    told = await environment_of(workbench, CommandAgent(PRINT_ENVIRONMENT), resources={"a/llm": other, "llm": llm})
+    assert told["AGL_MODEL"] == "large"
+    assert list(json.loads(told["AGL_RESOURCES"])) == ["llm"]
 
 
 @pytest.mark.parametrize(("inherit", "expected"), [(True, "ours"), (False, None)], ids=["inherited", "not inherited"])
@@ -364,3 +381,8 @@ async def test_a_task_that_json_cannot_hold_is_refused(workbench: Workbench) -> 
     rollout = await workbench.store.start_rollout("task")
     with pytest.raises(RuntimeError, match="The task cannot be given to a program"):
         await CommandAgent(["true"]).rollout_async(object(), {}, rollout)
+
+
+async def test_without_an_attempt_there_is_nothing_to_run_for() -> None:
+    with pytest.raises(ConfigurationError, match="a Rollout has none"):
+        await CommandAgent(["true"]).rollout_async("task", {}, Rollout(rollout_id="r", input=1, start_time=0))

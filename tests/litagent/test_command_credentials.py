@@ -159,6 +159,12 @@ async def test_a_program_without_a_model_inherits_all_credentials_but_ours(tmp_p
 
 
 @pytest.mark.usefixtures("secrets")
+async def test_a_model_without_a_key_leaves_the_keys_of_the_sdks(tmp_path: Path) -> None:
+    told = await told_to(tmp_path, {"llm": LLM(endpoint="http://127.0.0.1:9/v1", model="m")})
+    assert (seen_in(told), told["OPENAI_API_KEY"]) == ({"OPENAI_API_KEY"}, "sk-of-the-user")
+
+
+@pytest.mark.usefixtures("secrets")
 async def test_credentials_that_the_user_names_are_given(tmp_path: Path, llm: LLM) -> None:
     told = await told_to(tmp_path, {"llm": llm}, env={"GITHUB_TOKEN": SECRETS["GITHUB_TOKEN"]})
     assert seen_in(told) == {"GITHUB_TOKEN"}
@@ -175,3 +181,11 @@ async def test_credentials_that_are_withheld_are_named_in_the_log(
     assert "GITHUB_TOKEN" not in record.getMessage()
     assert "name in env=" in record.getMessage()
     assert "password-of-the-user" not in caplog.text
+
+
+@pytest.mark.usefixtures("secrets")
+async def test_withheld_credentials_in_the_command_are_in_no_span(llm: LLM) -> None:
+    outcome = await Workbench().run(CommandAgent(["echo", SECRETS["DB_PASSWORD"]]), resources={"llm": llm})
+    written = json.dumps([span.model_dump(mode="json") for span in outcome.spans])
+    assert outcome.span("command.stdout") is not None
+    assert SECRETS["DB_PASSWORD"] not in written

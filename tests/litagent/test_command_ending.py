@@ -123,6 +123,12 @@ async def test_a_program_that_takes_too_long_is_ended(workbench: Workbench, tmp_
     assert nothing_lives(tmp_path, 1)
 
 
+async def test_a_program_is_asked_before_it_is_killed(workbench: Workbench, tmp_path: Path) -> None:
+    script = "trap 'echo bye; exit 0' TERM; echo $$ > pids; while :; do sleep 0.05; done"
+    outcome = await workbench.run(Awaited(["sh", "-c", script], tmp_path))
+    assert outcome.text("stdout") == "bye\n"
+
+
 async def test_a_program_that_does_not_listen_is_killed_with_its_children(workbench: Workbench, tmp_path: Path) -> None:
     code = f"import os\nos.fork()\nos.fork()\n{STUBBORN}"
     outcome = await workbench.run(Awaited([sys.executable, "-c", code], tmp_path, count=4))
@@ -157,6 +163,12 @@ async def test_a_daemon_that_left_the_group_is_ended(workbench: Workbench, tmp_p
     assert nothing_lives(tmp_path, 1)
 
 
+async def test_the_temporary_files_are_removed(workbench: Workbench, tmp_path: Path) -> None:
+    agent = shell("dirname $AGL_REWARD_FILE > folder; chmod 500 $(dirname $AGL_REWARD_FILE); exit 1", tmp_path)
+    await workbench.run(agent)
+    assert not Path((tmp_path / "folder").read_text().strip()).exists()
+
+
 # ---------------------------------------------------------------------- the runner goes
 
 
@@ -183,6 +195,21 @@ async def test_a_cancelled_runner_takes_the_program_along(workbench: Workbench, 
     outcome = await stopped(workbench, agent, tmp_path)
     assert (outcome.attempt.status, outcome.text("stdout")) == ("unresponsive", "begun\n")
     assert nothing_lives(tmp_path, 2)
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2, 3, 5, 8])
+async def test_cancelled_while_it_starts_nothing_is_left(workbench: Workbench, tmp_path: Path, moment: int) -> None:
+    rollout = await workbench.store.start_rollout("task")
+    agent = shell("echo $$ > pids; sleep 1000", tmp_path)
+
+    running = asyncio.create_task(agent.rollout_async("task", {}, rollout))
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    await until(lambda: not any(map(is_alive, pids(tmp_path))))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

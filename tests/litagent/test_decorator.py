@@ -60,6 +60,14 @@ def test_all_that_is_declared_is_handed_in() -> None:
     assert calling(agent, {"main": MODEL, "prompt": PROMPT}) == (PROMPT, MODEL, PLAIN)
 
 
+def test_parameters_may_be_keyword_only_and_have_defaults() -> None:
+    @rollout
+    def agent(task: str, *, llm: LLM, depth: int = 3) -> Any:
+        return llm, depth
+
+    assert calling(agent, {"main": MODEL}) == (MODEL, 3)
+
+
 def test_a_coroutine_function_is_awaited() -> None:
     @rollout
     async def agent(task: str, llm: LLM) -> float:
@@ -125,6 +133,11 @@ def test_a_proxy_becomes_a_plain_llm_of_the_attempt() -> None:
 
     assert type(llm) is LLM
     assert llm.endpoint == "http://proxy/rollout/ro-1/attempt/at-1"
+
+
+def test_a_proxy_needs_an_attempt() -> None:
+    with pytest.raises(ValueError, match="names the attempt"):
+        calling(at_the_top, {"main": PROXY}, PLAIN)
 
 
 def test_a_proxy_is_left_as_it_is_on_request() -> None:
@@ -203,6 +216,12 @@ def test_a_function_that_is_no_prompt_agent_is_told_why() -> None:
 def test_a_function_that_is_no_agent_at_all_is_told(function: Any) -> None:
     with pytest.raises(NotImplementedError, match="does not match any known agent patterns"):
         rollout(function)
+
+
+def test_all_resources_are_handed_in_by_name() -> None:
+    agent = rollout(lambda task, resources: resources)
+    given = calling(agent, {"llm": MODEL, "<lambda>/llm": PROXY, "critic/llm": OTHER}, ATTEMPTED)
+    assert given == {"llm": PROXY.with_attempted_rollout(ATTEMPTED), "critic/llm": OTHER}
 
 
 def by_position_alone(task: str, llm: LLM, /) -> None: ...

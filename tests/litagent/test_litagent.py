@@ -69,6 +69,11 @@ def test_training_and_validation_are_the_rollout_unless_they_are_defined() -> No
     assert agent.training_rollout("task", {}, ROLLOUT) == agent.validation_rollout("task", {}, ROLLOUT) == 0.5
 
 
+def test_validation_does_not_go_through_training() -> None:
+    with pytest.raises(NotImplementedError):
+        asyncio.run(AsyncToTrain().validation_rollout_async("task", {}, ROLLOUT))
+
+
 def test_what_is_not_defined_is_named() -> None:
     with pytest.raises(NotImplementedError, match=r"LitAgent must define rollout"):
         LitAgent[str]().rollout("task", {}, ROLLOUT)
@@ -104,6 +109,17 @@ def test_the_tracer_is_the_runner_s_and_otherwise_the_trainer_s() -> None:
     assert agent.get_tracer() == "of the trainer"
     agent.set_runner(runner)
     assert agent.tracer == "of the runner"
+
+
+def test_subclasses_need_not_call_our_constructor() -> None:
+    class Careless(LitAgent[str]):
+        def __init__(self) -> None:
+            self.own = 1
+
+    agent, owner = Careless(), Owner("t")
+    agent.set_runner(owner)
+
+    assert (agent.trained_agents, agent.tracer, agent.is_async()) == (None, "t", False)
 
 
 @pytest.mark.parametrize("is_named", [True, False])

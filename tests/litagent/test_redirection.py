@@ -6,6 +6,7 @@ trainings in `tests/e2e/test_redirected_rollouts.py`.
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -146,6 +147,18 @@ def test_a_call_goes_to_its_model_or_the_only_one_or_the_main_one(
 ) -> None:
     found = target(resources, asked(model))
     assert (found and found.model) == expected
+
+
+def test_of_two_with_one_model_the_main_one_takes_its_calls() -> None:
+    resources: NamedResources = {
+        "warm": proxied("m", sampling_parameters={"temperature": 1}),
+        "main_llm": proxied("m", sampling_parameters={"temperature": 0}),
+    }
+
+    found = target(resources, asked("m"))
+
+    assert found is not None
+    assert found.parameters == {"temperature": 0}
 
 
 def test_a_call_that_several_could_take_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -302,6 +315,27 @@ async def test_an_agent_that_uses_its_resource_is_left_alone(
     assert "traceparent" not in request.headers
 
 
+async def test_calls_are_redirected_also_where_no_tracer_instruments(
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    def agent(task: str) -> None:
+        with original_client(stub_model) as client, ThreadPoolExecutor(1) as pool:
+            pool.submit(client.chat.completions.create, **CHAT).result()
+            client.chat.completions.create(**CHAT)
+
+    before = openai.OpenAI.request
+    await call_agent(
+        method_of(FunctionalLitAgent(agent), "rollout"),
+        task="task",
+        resources={"llm": proxied(endpoint=proxy.url)},
+        rollout=rollout_of(),
+        threads=threads,
+    )
+
+    assert (len(stub_model.requests), len(proxy.requests)) == (0, 2)
+    assert openai.OpenAI.request is before
+
+
 # ---------------------------------------------------------------------- agents among several
 
 
@@ -349,9 +383,25 @@ def test_a_call_of_a_member_goes_to_the_model_of_its_scope(agent: str | None, mo
     assert model_for(agent) == model
 
 
+def test_a_member_may_be_known_by_the_span_that_is_current() -> None:
+    tracer = OtelTracer()
+    critic = {"gen_ai.agent.name": "critic"}
+    with tracer.lifespan(), tracer._trace_context_sync("t"), tracer.operation_context("invoke", critic):
+        found = target(TEAM)
+
+    assert found is not None
+    assert found.model == "small"
+
+
 def test_a_team_may_have_models_for_some_of_its_members_alone() -> None:
     only: NamedResources = {"critic/llm": proxied("small")}
     assert (model_for("critic", only), model_for("writer", only)) == ("small", None)
+
+
+def test_a_call_that_goes_to_the_model_of_a_member_by_itself_is_left_alone() -> None:
+    resources: NamedResources = {"llm": proxied(), "critic/llm": plain("judge")}
+    assert target(resources, asked("judge", url="http://plain/v1/chat/completions")) is None
+    assert target(resources, asked("judge")) is not None
 
 
 # ---------------------------------------------------------------------- many at once

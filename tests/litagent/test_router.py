@@ -80,6 +80,12 @@ async def test_each_task_goes_to_its_agent(workbench: Workbench) -> None:
     assert rewards == [0.1, 0.2, 0.3]
 
 
+async def test_the_first_route_that_matches_is_taken(workbench: Workbench) -> None:
+    routes = [Route("never", Plain(0.1), lambda task: False), Route("first", Plain(0.2), lambda task: True)]
+    outcome = await workbench.run(AgentRouter([*routes, Route("second", Plain(0.3), lambda task: True)]))
+    assert outcome.reward == 0.2
+
+
 @pytest.mark.parametrize(
     ("agent", "in_main_thread"),
     [(Plain(), False), (Coroutine(), True), (CoroutineUnderAPlainName(), True)],
@@ -89,6 +95,14 @@ async def test_an_agent_is_called_as_it_is_written(workbench: Workbench, agent: 
     outcome = await workbench.run(AgentRouter({"it": (lambda task: True, agent)}))
     assert outcome.error is None
     assert [is_main for _, _, is_main in agent.seen] == [in_main_thread]
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("train", "training"), ("val", "validation"), (None, "validation")])
+@pytest.mark.parametrize("make", [Plain, Coroutine])
+async def test_the_mode_reaches_the_agent(workbench: Workbench, make: Any, mode: Any, kind: str) -> None:
+    agent = make()
+    await workbench.run(AgentRouter({"it": (lambda task: True, agent)}), mode=mode)
+    assert [seen[0] for seen in agent.seen] == [kind]
 
 
 async def test_functions_and_programs_are_agents_too(workbench: Workbench, llm: LLM) -> None:
@@ -157,6 +171,11 @@ async def test_a_pinned_agent_gets_the_resources_it_is_pinned_to(
     assert agent.seen[0][1] == {"llm": llm}
 
 
+async def test_a_pin_to_resources_that_do_not_exist_fails_the_rollout(workbench: Workbench) -> None:
+    outcome = await workbench.run(AgentRouter([Route("it", Plain(), lambda task: True, resources_id="rs-0")]))
+    assert "Agent 'it' is pinned to the resources 'rs-0', which the store does not have" in outcome.message
+
+
 async def test_predicates_may_be_coroutines(workbench: Workbench) -> None:
     async def asks_a_model(task: Any) -> bool:
         await asyncio.sleep(0)
@@ -197,6 +216,11 @@ async def test_a_task_may_name_its_agent(workbench: Workbench, task: Any, expect
     assert outcome.reward == expected
 
 
+async def test_names_in_tasks_mean_nothing_unless_asked_for(workbench: Workbench) -> None:
+    router = AgentRouter[Any]({"sql": (lambda task: False, Plain(0.1))}, default=Plain(0.2))
+    assert (await workbench.run(router, {"agent": "sql"})).reward == 0.2
+
+
 def test_a_default_must_be_among_the_routes() -> None:
     with pytest.raises(ConfigurationError, match=r"The default 'b' names no route; the routes are \['a'\]"):
         AgentRouter([Route("a", Plain())], default="b")
@@ -224,6 +248,12 @@ async def test_callbacks_pass_through_nested_routers(workbench: Workbench) -> No
     team = AgentRouter[Any]({"writer": (lambda task: True, inner)})
     await workbench.run(AgentRouter({"team": (lambda task: True, team)}, default=other))
     assert (inner.calls, other.calls) == (["start", "end"], [])
+
+
+async def test_no_callback_comes_to_anybody_if_no_agent_is_chosen(workbench: Workbench) -> None:
+    agent = WithCallbacks()
+    outcome = await workbench.run(AgentRouter({"it": (lambda task: False, agent)}))
+    assert (outcome.attempt.status, agent.calls) == ("failed", [])
 
 
 async def test_a_callback_that_fails_is_logged_and_fails_nothing(
@@ -290,6 +320,11 @@ async def test_a_plain_agent_that_hangs_is_left_behind(workbench: Workbench) -> 
 def test_wrong_routes_are_refused(routes: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AgentRouter(routes)
+
+
+def test_the_default_must_be_callable_too() -> None:
+    with pytest.raises(ConfigurationError, match="TakesOnlyATask"):
+        AgentRouter({"a": (bool, Plain())}, default=TakesOnlyATask())
 
 
 async def test_a_router_with_a_default_travels_to_another_process(workbench: Workbench) -> None:

@@ -35,6 +35,18 @@ def test_an_agent_sees_its_own_before_the_defaults_and_nothing_of_others() -> No
     assert list(seen.items()) == [("prompt", "for the writer"), ("extra", "more"), ("system", "default")]
 
 
+def test_an_agent_without_a_name_sees_the_defaults_alone() -> None:
+    resources: NamedResources = {"writer/llm": model(), "prompt": prompt("for all")}
+    assert list(resources_for(None, resources)) == list(resources_for("critic", resources)) == ["prompt"]
+
+
+def test_scopes_nest() -> None:
+    resources: NamedResources = {"team/writer/llm": model(), "team/llm": model("http://team")}
+    of_team = resources_for("team", resources)
+    assert list(of_team) == ["writer/llm", "llm"]
+    assert resources_for("writer", of_team)["llm"] == model()
+
+
 def test_sampling_parameters_are_laid_over_those_of_the_default() -> None:
     resources: NamedResources = {
         "llm": model(sampling_parameters={"temperature": 1.0, "top_p": 0.9}),

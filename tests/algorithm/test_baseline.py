@@ -9,6 +9,7 @@ import pytest
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Baseline
 from agentlightning.emitter import emit_message
+from agentlightning.errors import ConfigurationError
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import DummyTracer
@@ -43,6 +44,12 @@ async def run_baseline(
             runner.stop()
             await serving
     return store
+
+
+@pytest.mark.parametrize("split", [0, 1, -0.5, 2])
+def test_a_split_outside_of_the_data_is_refused(split: float) -> None:
+    with pytest.raises(ValueError, match="train_split must lie between 0 and 1"):
+        Baseline(train_split=split)
 
 
 @pytest.mark.parametrize("datasets", [{}, {"train_dataset": []}, {"train_dataset": [], "val_dataset": []}])
@@ -119,6 +126,11 @@ async def test_an_adapter_that_fails_is_told() -> None:
 
     with pytest.raises(KeyError, match="adapter"):
         await run_baseline(Baseline(), adapter=Failing(), train_dataset=["a"])
+
+
+def test_a_queue_shorter_than_empty_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="max_queue_length must not be below zero; it is -1"):
+        Baseline(max_queue_length=-1)
 
 
 async def test_an_algorithm_that_is_cancelled_leaves_nothing_that_waits() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.batches import Batches, FinishedRollout, score_of
-from agentlightning.algorithm.intervals import estimate
-from agentlightning.errors import SpansEvicted
+from agentlightning.algorithm.intervals import FailedReward, estimate
+from agentlightning.errors import ConfigurationError, SpansEvicted, TrainingError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Rollout, RolloutStatus
 from tests.conftest import MakeSpan
@@ -111,6 +111,12 @@ async def test_ids_of_ones_own_are_not_sent_twice() -> None:
     assert len(await store.query_rollouts()) == 2
 
 
+@pytest.mark.parametrize("wrong", [{"copies": 0}, {"rollout_ids": ["a"]}], ids=str)
+async def test_copies_and_ids_that_do_not_fit_the_tasks_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="2 tasks in"):
+        await Batches(InMemoryLightningStore()).send([1, 2], **wrong)
+
+
 async def test_what_a_killed_run_left_is_found_by_its_resources(make_span: MakeSpan) -> None:
     store = InMemoryLightningStore()
     for name in ("mine", "theirs"):
@@ -155,6 +161,25 @@ def test_failures_are_counted_by_their_reasons_and_as_the_worst_reward() -> None
     assert (score.failed, dict(score.errors)) == (3, {down: 2, "succeeded, without a reward": 1})
 
 
+@pytest.mark.parametrize(
+    ("failed", "rewards", "mean", "words"),
+    [
+        ("worst", [1.0, 0.5], 0.5, "(n=3, 1 failed and count 0)"),
+        ("worst", [-2.0, 1.0], -1.0, "(n=3, 1 failed and count -2)"),
+        ("skip", [1.0, 0.5], 0.75, "(n=2, 1 failed and are left out)"),
+        (-3, [1.0, 0.5], -0.5, "(n=3, 1 failed and count -3)"),
+    ],
+    ids=["worst is zero", "worst is negative", "skip", "number"],
+)
+def test_it_can_be_said_what_failures_count(
+    failed: FailedReward, rewards: list[float], mean: float, words: str
+) -> None:
+    score = score_of([*map(finished, rewards), finished(None, "failed")], failed)
+
+    assert score.reward.mean == mean
+    assert str(score.reward).endswith(words)
+
+
 def test_reward_that_is_no_finite_number_is_a_failure() -> None:
     score = score_of([finished(1.0), finished(math.nan)])
 
@@ -166,3 +191,16 @@ def test_figures_are_those_of_a_validation() -> None:
 
     bounds = {"validation/low": score.reward.low, "validation/high": score.reward.high}
     assert score.metrics() == {"validation/reward": 0.25, "validation/failed": 1.0, **bounds}
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "words"),
+    [
+        ([], "None of 0 rollouts gave a reward; most often: there were no tasks"),
+        ([finished(None, "failed", "OSError: no disk")] * 2, "None of 2 rollouts gave a reward; most often: OSError"),
+    ],
+    ids=["none", "failures"],
+)
+def test_nothing_with_a_reward_is_an_error(rollouts: list[FinishedRollout], words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        score_of(rollouts)

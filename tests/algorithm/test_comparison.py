@@ -127,6 +127,14 @@ def test_interval_misses_the_true_gain_no_more_often_than_it_says() -> None:
     assert misses <= 20  # 2 alpha of 200, of which the method needs less
 
 
+def test_estimate_needs_a_pair() -> None:
+    comparison = PairedComparison()
+
+    assert str(comparison) == "undecided: no pairs"
+    with pytest.raises(ConfigurationError, match="no pairs yet"):
+        _ = comparison.estimate
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
@@ -158,6 +166,17 @@ def test_score_outside_the_range_is_refused(score: float) -> None:
 def test_impossible_comparison_is_refused(options: dict[str, float], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         PairedComparison(**options)  # type: ignore[arg-type] # wrong on purpose
+
+
+def test_gate_shares_alpha_evenly_among_planned_comparisons() -> None:
+    gate = Gate(0.06, comparisons=3)
+
+    alphas = [judged(gate.compare(), [(1.0, 0.0)] * 8).alpha for _ in range(3)]
+
+    assert alphas == pytest.approx([0.02] * 3)
+    assert gate.alpha_left == pytest.approx(0.0)
+    with pytest.raises(TrainingError, match="All 3 comparisons"):
+        gate.compare()
 
 
 # ---------------------------------------------------------------------- gates

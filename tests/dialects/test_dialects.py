@@ -308,6 +308,20 @@ def test_an_odd_stream_is_read(stream: bytes, caplog: pytest.LogCaptureFixture) 
     assert caplog.records == []
 
 
+BROKEN_EVENTS = (b"data: {broken\n\n", b'data: {"choices": [5]}\n\n', b'data: {"choices": [{"delta": 3}]}\n\n')
+
+
+@pytest.mark.parametrize("broken", BROKEN_EVENTS)
+def test_a_broken_event_does_not_take_others_with_it(broken: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    good = [b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % text for text in (b"Ye", b"s")]
+
+    attributes = Recorded(chat.DIALECT).of([good[0] + broken + good[1] + b"data: [DONE]\n\n"], read_along)
+
+    assert attributes["gen_ai.completion.0.content"] == "Yes"
+    assert "agentlightning.response.is_cut" not in attributes
+    assert len(caplog.records) == 1
+
+
 # ---------------------------------------------------------------------- odd values
 
 

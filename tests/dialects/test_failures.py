@@ -46,6 +46,11 @@ def test_error_is_read_in_every_shape(body: str, message: str, kind: str | None,
     assert (failure.message, failure.kind, failure.code) == (message, kind, code)
 
 
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"<p>", b'{"error": {"message": null}}'])
+def test_error_that_says_nothing_is_told_by_its_status(body: bytes) -> None:
+    assert "503 Service Unavailable" in failure_of("chat", 503, {}, body).message
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 999) | st.text(max_size=5),
     lambda inner: (

@@ -90,3 +90,9 @@ def test_event_beyond_the_limit_is_refused(chunks: list[bytes]) -> None:
 
     with pytest.raises(InvalidStream, match="64 bytes"):
         [parser.feed(chunk) for chunk in chunks]
+
+
+def test_many_small_events_in_one_chunk_are_below_the_limit() -> None:
+    parser = SseParser(max_event_bytes=64)
+
+    assert len(parser.feed(b"data: x\n\n" * 100)) == 100

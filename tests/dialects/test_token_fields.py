@@ -9,6 +9,7 @@ from agentlightning.dialects.token_fields import (
     asks_for_ids,
     asks_for_logprobs,
     is_unasked_usage_chunk,
+    with_tokens_asked,
     with_usage_asked,
     without_unasked,
 )
@@ -34,6 +35,29 @@ def chat_answer() -> dict[str, Any]:
 )
 def test_what_a_request_asks_for(dialect: DialectName, body: dict[str, Any], ids: bool, logprobs: bool) -> None:
     assert (asks_for_ids(dialect, body), asks_for_logprobs(dialect, body)) == (ids, logprobs)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "asking"),
+    [
+        ("chat", {"model": "m"}, {"model": "m", "return_token_ids": True, "logprobs": True}),
+        (
+            "chat",
+            {"logprobs": True, "top_logprobs": 3},
+            {"return_token_ids": True, "logprobs": True, "top_logprobs": 3},
+        ),
+        ("completions", {"logprobs": 5}, {"return_token_ids": True, "logprobs": 5}),
+        ("completions", {"logprobs": None}, {"return_token_ids": True, "logprobs": 1}),
+        ("messages", {"model": "m"}, {"model": "m"}),
+        ("embeddings", {"model": "m"}, {"model": "m"}),
+    ],
+)
+def test_request_that_asks_is_a_copy(dialect: DialectName, body: dict[str, Any], asking: dict[str, Any]) -> None:
+    before = dict(body)
+
+    assert with_tokens_asked(dialect, body, ids=True, logprobs=True) == asking
+    assert body == before
+    assert with_tokens_asked(dialect, body, ids=False, logprobs=False) == before
 
 
 def test_unasked_fields_of_a_chat_are_removed() -> None:
@@ -65,6 +89,10 @@ def test_unasked_fields_of_completions_are_removed() -> None:
 
     assert without_unasked("completions", answer, {"logprobs": 0})
     assert answer == {"choices": [{"text": "a", "logprobs": {"tokens": ["a"]}}]}
+
+
+def test_messages_are_left_alone() -> None:
+    assert not without_unasked("messages", {"token_ids": [1]}, {})
 
 
 @pytest.mark.parametrize(

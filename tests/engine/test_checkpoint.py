@@ -64,6 +64,13 @@ def test_what_cannot_be_is_said_in_words(tmp_path: Path) -> None:
         load(str(tmp_path / "model"), device="quantum")
 
 
+def test_notes_that_are_not_there_are_empty_and_broken_ones_an_error(tmp_path: Path) -> None:
+    assert read_extra(tmp_path) == {}
+    (tmp_path / checkpoint.EXTRA_FILE).write_text("{")
+    with pytest.raises(EngineError, match="cannot be read"):
+        read_extra(tmp_path)
+
+
 def test_hugging_face_models_need_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 

@@ -104,6 +104,14 @@ def test_an_answer_has_text_tokens_logprobs_and_the_version_of_the_weights(
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(fields["prompt_token_ids"]), 3)
 
 
+def test_a_plain_answer_has_no_more_than_was_asked_for(served: Served) -> None:
+    answer = raw(served, model="tiny", messages=HELLO).json()
+
+    assert "prompt_token_ids" not in answer
+    assert "token_ids" not in answer["choices"][0]
+    assert answer["choices"][0]["logprobs"] is None
+
+
 def test_a_tool_call_is_answered_as_openai_does_and_the_next_turn_repeats_its_tokens(
     served: Served, client: openai.OpenAI
 ) -> None:
@@ -124,6 +132,15 @@ def test_a_tool_call_is_answered_as_openai_does_and_the_next_turn_repeats_its_to
     told, sampled = first.model_dump()["prompt_token_ids"], first.model_dump()["choices"][0]["token_ids"]
     assert second.model_dump()["prompt_token_ids"][: len(told) + len(sampled)] == told + sampled
     assert second.choices[0].message.content == "95"
+
+
+def test_tool_choice_none_gives_the_model_no_tool(served: Served, client: openai.OpenAI) -> None:
+    served.model.script = calling("1")
+
+    answer = client.chat.completions.create(model="tiny", messages=HELLO, tools=[CALCULATOR], tool_choice="none")
+
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason == "stop"
 
 
 @both_ways
@@ -219,6 +236,17 @@ def test_a_stream_never_shows_the_beginning_of_a_stop_string(served: Served, cli
     assert texts == {0: "one twofold ", 1: "one twofold "}
 
 
+@both_ways
+def test_completions_stream_too(served: Served, client: openai.OpenAI) -> None:
+    chunks = list(
+        client.completions.create(model="tiny", prompt="ab", stream=True, extra_body={"return_token_ids": True})
+    )
+
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "95"
+    assert chunks[0].model_dump()["choices"][0]["prompt_token_ids"] == tokenizer.encode("ab")
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
 # ---------------------------------------------------------------------- refusals
 
 
@@ -255,6 +283,14 @@ def test_a_bad_request_is_refused_in_words(served: Served, body: dict[str, Any],
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert words in error["message"]
+
+
+def test_neutral_values_of_what_is_not_supported_are_fine(served: Served) -> None:
+    response = raw(
+        served, model="tiny", messages=HELLO, presence_penalty=0, response_format={"type": "text"}, logit_bias=None
+    )
+
+    assert response.status_code == 200
 
 
 def test_what_is_not_json_or_too_large_or_elsewhere_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +438,19 @@ def test_a_stream_that_fails_in_one_choice_ends_the_others(slow: Served, monkeyp
     assert slow.app.engine.statistics()["cancelled"] == 1
 
 
+def test_choices_that_are_sampled_later_say_so(slow: Served) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        url = f"{slow.url}/v1/chat/completions"
+        body = {"messages": HELLO, "n": 17, "max_tokens": 30}  # one more than there are slots
+        call = threads.submit(httpx.post, url, json=body, timeout=PATIENCE_SECONDS)
+        until(lambda: slow.app.engine.statistics()["sampled_tokens"] > 16)
+        slow.app.engine.load_weights(4, slow.model.state()).result(PATIENCE_SECONDS)
+        slow.model.may_go_on.set()
+        answer = call.result().json()
+
+    assert (answer["weights_version"], answer["last_weights_version"]) == (0, 4)
+
+
 # ---------------------------------------------------------------------- new weights
 
 
@@ -446,6 +495,14 @@ def test_the_weights_have_a_key_of_their_own(retrained: Served, weights_file: Pa
     refused = announce(retrained, key, version=3, path=str(weights_file))
 
     assert (refused.status_code, retrained.app.status()["engine"]["weights_version"]) == (401, 0)
+
+
+def test_the_key_of_the_weights_does_not_open_the_model(retrained: Served) -> None:
+    headers = {"Authorization": "Bearer weights"}
+
+    refused = httpx.post(f"{retrained.base_url}/chat/completions", json={"messages": HELLO}, headers=headers)
+
+    assert refused.status_code == 401
 
 
 @pytest.mark.parametrize("options", [{}, {"api_key": "calls"}], ids=["open", "with a key for calls"])

@@ -14,6 +14,8 @@ transformers = pytest.importorskip("transformers", reason="Hugging Face models n
 
 from agentlightning.engine.checkpoint import (  # noqa: E402
     load,
+    read_extra,
+    save_model,
 )
 from agentlightning.engine.codec import CallArguments, CallStarted, ContentDelta, ReasoningDelta  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
@@ -22,6 +24,7 @@ from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
+from agentlightning.errors import EngineError  # noqa: E402
 from tests.engine.small_llama import save_small_llama, subword_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -211,6 +214,30 @@ def test_adapters_alone_are_trained_and_merged_into_what_is_published(folder: Pa
     assert torch.allclose(logits_of(plain, ids, lengths, everything), trained, atol=1e-4)
     adapted.load_state(plain.state())
     assert torch.allclose(logits_of(adapted, ids, lengths, everything), trained, atol=1e-4)
+
+
+def test_a_saved_model_is_loaded_as_it_was(model: HfModel, codec: HfChatCodec, tmp_path: Path) -> None:
+    with torch.no_grad():
+        for parameter in model.trainable().values():
+            parameter.mul_(0.9)
+
+    save_model(model, codec, tmp_path / "kept", {"step": 3})
+    save_model(model, codec, tmp_path / "kept", {"step": 4})
+    again, codec_again = load(str(tmp_path / "kept"), device="cpu")
+
+    assert all(torch.equal(tensor, again.state()[name]) for name, tensor in model.state().items())
+    assert codec_again.render(HELLO) == codec.render(HELLO)
+    assert read_extra(tmp_path / "kept") == {"step": 4}
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_folders_without_a_model_are_errors_in_words(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no model that transformers can load"):
+        load(str(tmp_path), device="cpu")
+    with pytest.raises(EngineError, match="There is no model"):
+        load(str(tmp_path / "nothing"))
+    with pytest.raises(EngineError, match="dtype"):
+        load(str(tmp_path), dtype="int3")
 
 
 # ---------------------------------------------------------------------- served

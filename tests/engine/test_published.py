@@ -65,6 +65,17 @@ def test_a_number_becomes_one_of_its_neighbours_and_is_kept_in_the_mean(value: f
     assert rounded.mean().item() == pytest.approx(true, abs=5 * step / 2 / math.sqrt(draws))
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_what_is_beyond_the_largest_number_by_less_than_a_step_does_not_become_infinite(dtype: Any) -> None:
+    largest = torch.finfo(dtype).max
+    beyond = torch.tensor([1.0, -1.0]).repeat(100) * largest * (1 + 0.9 * torch.finfo(dtype).eps / 2)
+
+    assert round_by_chance(beyond, dtype, seed="any").abs().unique().tolist() == [largest]
+    odd = round_by_chance(torch.tensor([math.inf, -math.inf, math.nan]), dtype, seed="any")
+    assert torch.equal(odd.isnan(), torch.tensor([False, False, True]))
+    assert odd[:2].tolist() == [math.inf, -math.inf]
+
+
 # ---------------------------------------------------------------------- a model's weights
 
 
@@ -77,6 +88,18 @@ def test_the_same_version_is_always_rounded_alike_and_another_is_not() -> None:
     assert same(read(seed=1, version=2), read(seed=1, version=2))
     assert not same(read(seed=1, version=2), read(seed=1, version=3))
     assert not same(read(seed=1, version=2), read(seed=2, version=2))
+
+
+def test_tied_weights_are_published_under_one_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+    folder = str(save_small_llama(tmp_path / "llama", word_tokenizer(), is_tied=True))
+    learned, _ = load(folder, device="cpu")
+    served, _ = load(folder, device="cpu", dtype="bfloat16")
+
+    served.load_state(dict(PublishedWeights(learned, seed=0).tensors(torch.bfloat16)))
+
+    network: Any = served.network  # type: ignore[attr-defined]
+    assert network.get_output_embeddings().weight is network.get_input_embeddings().weight
 
 
 # ---------------------------------------------------------------------- adapters
@@ -106,6 +129,16 @@ def test_adapters_are_merged_in_32_bits(adapted: Any, tmp_path: Path) -> None:
     assert (merged[name] != base[name].float()).float().mean() > 0.9
     assert torch.equal(adapted.state()[name], merged[name])
     assert adapted.state_shapes().keys() == merged.keys()
+
+
+def test_a_model_with_merged_adapters_is_saved_in_32_bits(adapted: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    adapted.save(tmp_path / "saved")
+
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", local_files_only=True, dtype="auto")
+    assert saved.dtype == torch.float32
+    assert same(dict(saved.state_dict()), {name: tensor.float() for name, tensor in adapted.state().items()})
 
 
 def test_adapters_alone_are_those_that_peft_loads(adapted: Any, tmp_path: Path) -> None:

@@ -209,6 +209,18 @@ def test_a_listener_sees_every_token_and_may_end_the_sampling(engine: InferenceE
     assert len(seen) == 3
 
 
+def test_a_listener_that_fails_fails_its_own_request_only(engine: InferenceEngine) -> None:
+    def fail(token_id: int, logprob: float) -> None:
+        raise KeyError(token_id)
+
+    failing = engine.submit([20], Sampling(max_new_tokens=5), on_token=fail)
+    other = engine.submit([20], Sampling(max_new_tokens=5))
+
+    with pytest.raises(EngineError, match="KeyError"):
+        failing.result(PATIENCE_SECONDS)
+    assert other.result(PATIENCE_SECONDS).token_ids
+
+
 def test_a_thousand_requests_with_random_cancellations_leave_no_slot_occupied(engine: InferenceEngine) -> None:
     source = random.Random(0)
     futures = []
@@ -253,13 +265,11 @@ class FaultyModel(TinyModel):
 
     fails_decoding = False
     forbidden: int | None = None
-    is_nowhere = False
 
     def prefill(self, ids: Any, lengths: Any, cache: Any, slots: Any, starts: Any = None) -> Any:
         if self.forbidden is not None and (ids == self.forbidden).any():
             raise torch.OutOfMemoryError("no room for this prompt")
-        logits = super().prefill(ids, lengths, cache, slots)
-        return logits * float("nan") if self.is_nowhere else logits
+        return super().prefill(ids, lengths, cache, slots)
 
     def decode(self, tokens: Any, positions: Any, cache: Any, n: int) -> Any:
         if self.fails_decoding:
@@ -286,6 +296,19 @@ def test_a_failed_step_fails_its_requests_and_the_engine_goes_on(faulty: FaultyM
 
         assert len(generation.token_ids) == 5
         assert engine.statistics()["failed"] == 1
+
+
+def test_a_prompt_that_cannot_be_read_does_not_disturb_those_that_run(faulty: FaultyModel) -> None:
+    faulty.forbidden = 77
+    with InferenceEngine(faulty, max_sequences=4) as engine:
+        begun = threading.Event()
+        running = engine.submit([20], Sampling(max_new_tokens=90, min_new_tokens=90), on_token=lambda *_: begun.set())
+        assert begun.wait(PATIENCE_SECONDS)
+
+        with pytest.raises(EngineError, match="no room"):
+            engine.submit([77], Sampling()).result(PATIENCE_SECONDS)
+
+        assert len(running.result(PATIENCE_SECONDS).token_ids) == 90
 
 
 def test_what_is_no_number_in_the_cache_reaches_nobody_who_comes_later(model: TinyModel) -> None:

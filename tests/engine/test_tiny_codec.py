@@ -104,6 +104,26 @@ def test_arguments_written_anew_by_a_framework_render_alike() -> None:
     assert CODEC.render([message], ONE, add_generation_prompt=False) == [ASSISTANT, CALL, *encode('a"b'), END]
 
 
+def test_text_and_several_calls_stand_in_one_message() -> None:
+    sampled = [*encode("let me see"), CALL, *encode("calculator"), NAMED, *encode("1+2"), CALL, *encode("look"), NAMED]
+
+    parsed = CODEC.parse([*sampled, *encode("x"), END], SEVERAL)
+
+    assert parsed.content == "let me see"
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] == [
+        ("calculator", {"expression": "1+2"}),
+        ("look", {"key": "x"}),
+    ]
+    assert len({call.id for call in parsed.tool_calls}) == 2
+
+
+def test_call_of_an_unknown_tool_stays_text() -> None:
+    parsed = CODEC.parse([CALL, *encode("erase"), NAMED, *encode("all"), END], SEVERAL)
+
+    assert parsed.tool_calls == []
+    assert "erase" in (parsed.content or "")
+
+
 @pytest.mark.parametrize("text", ["ä 你好 🙂", "\ud800", "\x00\t\r", "\ue005\ue008"], ids=ascii)
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
 def test_text_of_others_cannot_say_special_tokens(role: str, text: str) -> None:

@@ -117,3 +117,10 @@ def test_damaged_folder_is_refused_in_words(model: TinyModel, tmp_path: Path, da
 
     with pytest.raises(EngineError, match="holds no"):
         load_tiny(tmp_path)
+
+
+def test_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    save_tiny(TinyModel(TinyShape(width=16, layers=1, heads=2, max_length=8, vocab_size=50)), tmp_path)
+
+    with pytest.raises(EngineError, match="50 tokens"):
+        load_tiny(tmp_path)

@@ -95,6 +95,18 @@ def test_published_weights_are_those_that_the_server_samples_from(join: Join, fa
     assert fake.requests == [*UPDATE, "POST /resume"]
 
 
+def test_entry_for_the_proxy_names_the_published_version(join: Join, fake: FakeVllm) -> None:
+    engine = join(fake)
+    assert "model_info" not in engine.model_config()
+
+    engine.publish(3, PublishedWeights(changed_model(), seed=0))
+
+    entry = engine.model_config()
+    assert entry["model_name"] == "policy"
+    assert entry["litellm_params"] == {"model": "hosted_vllm/policy", "api_base": f"{fake.url}/v1"}
+    assert entry["model_info"] == {"version": 3}
+
+
 def test_weights_that_do_not_fit_are_an_error_and_calls_go_on(join: Join, fake: FakeVllm) -> None:
     engine = join(fake)
     before = weights_of(fake)
@@ -147,6 +159,13 @@ def test_update_that_fails_on_our_side_is_ended_so_that_the_next_can_begin(fake:
     assert are_equal(weights_of(fake), model.state())
 
 
+def test_handles_for_gpu_memory_need_a_learner_on_a_gpu(join: Join, fake: FakeVllm) -> None:
+    engine = join(fake, transfer="ipc")
+
+    with pytest.raises(EngineError, match="on 'cpu'; use 'folder'"):
+        engine.publish(1, PublishedWeights(changed_model(), seed=0))
+
+
 def test_calls_in_flight_wait_for_the_end_of_an_update(fake: FakeVllm) -> None:
     client = VllmClient(fake.url, None)
     answers: list[Any] = []
@@ -181,6 +200,16 @@ def test_adapters_are_loaded_under_a_name_for_each_version_and_old_ones_are_unlo
 
     engine.stop()
     assert lora_fake.adapters == {}
+
+
+def test_adapters_of_another_run_are_unloaded_first(join: Join, lora_fake: FakeVllm) -> None:
+    lora_fake.adapters = {"policy-v0": "/gone", "policy-v7": "/gone", "other-v1": "/somebody/elses"}
+    engine = join(lora_fake, lora=LoraOptions(rank=8))
+
+    engine.publish(0, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
+
+    assert sorted(lora_fake.adapters) == ["other-v1", "policy-v0"]
+    assert "POST /reset_prefix_cache?reset_running_requests=true" in lora_fake.requests
 
 
 def test_model_that_is_trained_whole_has_no_adapters_to_publish(join: Join, lora_fake: FakeVllm) -> None:
@@ -238,6 +267,16 @@ def test_key_is_read_from_the_environment_and_a_wrong_one_is_named(join: Join, m
             join(fake, api_key="wrong")
 
 
+def test_joined_server_is_not_stopped(join: Join, fake: FakeVllm) -> None:
+    engine = join(fake)
+    assert engine.is_running()
+
+    engine.stop()
+
+    assert not engine.is_running()
+    assert requests.get(f"{fake.url}/health", timeout=10).status_code == 200
+
+
 def test_server_that_another_training_left_paused_and_asleep_is_woken(join: Join) -> None:
     with fake_vllm(can_sleep=True) as fake:
         fake.is_paused = fake.is_asleep = True
@@ -272,6 +311,16 @@ def test_engine_sleeps_only_if_the_options_say_so_and_wakes_before_it_takes_weig
 
         assert not fake.is_asleep
         assert fake.requests == ["POST /sleep?level=1&mode=keep", "POST /wake_up", *UPDATE, "POST /resume"]
+
+
+def test_methods_before_the_start_say_so() -> None:
+    engine = VllmEngine(REQUEST, VllmOptions(address="http://127.0.0.1:9"))
+
+    assert not engine.is_running()
+    for call in (lambda: engine.address, engine.status, lambda: engine.publish(1, PublishedWeights(None, seed=0))):  # type: ignore[arg-type] # never read
+        with pytest.raises(EngineError, match="not running; start it first"):
+            call()
+    engine.stop()
 
 
 # ---------------------------------------------------------------------- servers of our own
@@ -328,6 +377,18 @@ def test_server_of_our_own_that_dies_shows_its_last_lines(tiny_folder: Path) -> 
         engine.stop()
 
 
+def test_server_that_does_not_come_up_shows_its_last_lines(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM_FAILS", "1")
+
+    with pytest.raises(EngineError, match=r"ended with code 1[\s\S]*No available memory for the cache blocks"):
+        owned(tiny_folder).start()
+
+
 def test_without_vllm_the_line_to_install_it_is_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"vLLM is not installed.*pip install"):
         owned(tmp_path)
+
+
+def test_model_that_is_no_folder_is_refused(tiny_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'tiny' is none; name a folder"):
+        VllmOptions().create(REQUEST)

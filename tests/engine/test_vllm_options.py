@@ -35,6 +35,15 @@ def test_server_is_started_with_what_training_needs() -> None:
     assert "--enable-sleep-mode" not in found
 
 
+@pytest.mark.parametrize(("rank", "served"), [(1, "1"), (4, "8"), (16, "16"), (200, "256")])
+def test_server_for_adapters_takes_no_full_weights(rank: int, served: str) -> None:
+    found = words(lora_rank=rank)
+
+    assert "--enable-lora" in found
+    assert value_of(found, "--max-lora-rank") == served
+    assert "--weight-transfer-config" not in found
+
+
 def test_rank_beyond_what_vllm_serves_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="up to rank 512; the rank is 1000"):
         words(lora_rank=1000)
@@ -73,6 +82,11 @@ def test_key_is_in_the_environment_and_not_in_the_command() -> None:
 def test_options_that_cannot_be_used_are_named(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         VllmOptions(**options)
+
+
+@pytest.mark.parametrize("address", ["http://h:8000", "http://h:8000/", "http://h:8000/v1", "http://h:8000/v1/"])
+def test_address_is_taken_with_and_without_the_version_of_the_interface(address: str) -> None:
+    assert VllmOptions(address=address).root == "http://h:8000"
 
 
 # ---------------------------------------------------------------------- the choice of an engine
@@ -132,3 +146,10 @@ def test_every_route_but_that_for_health_takes_the_key(
     headers = [] if shown is None else [(b"authorization", shown)]
 
     assert status_of(path, headers, monkeypatch) == status
+
+
+def test_server_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+
+    with pytest.raises(RuntimeError, match="everybody could change"):
+        KeyMiddleware(None)

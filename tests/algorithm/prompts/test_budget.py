@@ -60,6 +60,11 @@ def test_limits_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
         OptimisationBudget(**options)
 
 
+def test_calls_that_may_write_nothing_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="call_tokens must be at least 1"):
+        budget(1.0, call_tokens=0)
+
+
 @pytest.mark.parametrize("missing", ["prices", "call_tokens", "rollout_cost"])
 def test_money_needs_to_know_what_things_cost(missing: str) -> None:
     options: dict[str, Any] = {"prices": PRICES, "call_tokens": 10, "rollout_cost": 0.0}
@@ -74,6 +79,15 @@ def test_models_without_a_price_are_named_when_the_algorithm_is_made() -> None:
         APO[int](None, gradient_model="thinker", budget=budget(1.0))
     with pytest.raises(ConfigurationError, match="none for 'thinker'"):
         GEPA(reflection_model="thinker", budget=budget(1.0))
+
+
+def test_function_that_costs_money_cannot_be_counted() -> None:
+    with pytest.raises(ConfigurationError, match="A function does not tell"):
+        GEPA(Writer(), reflection_model=MODEL, budget=budget(1.0))
+
+
+def test_no_token_is_smaller_than_a_byte() -> None:
+    assert most_tokens_read([{"content": "größer"}, {"content": None}]) >= len("größer".encode())
 
 
 # ---------------------------------------------------------------------- the books
@@ -248,6 +262,15 @@ async def test_what_a_call_may_have_cost_is_charged(outcome: Any, cost: float) -
     await model.ask(MODEL, HELLO, 1.0)
 
     assert model.ledger.cost == pytest.approx(cost)
+
+
+async def test_a_call_that_is_broken_off_may_have_cost() -> None:
+    model, _ = asker(budget(1.0), asyncio.CancelledError())
+
+    with pytest.raises(asyncio.CancelledError):
+        await model.ask(MODEL, HELLO, 1.0)
+
+    assert model.ledger.cost == pytest.approx(MOST)
 
 
 async def test_a_server_that_does_not_keep_the_limit_ends_the_calls() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
 from tests import warm_python
-from tests.algorithm.prompts.world import WORDS, Writer, evolved, share_of_words
+from tests.algorithm.prompts.world import WORDS, Writer, evolved, gepa_in, share_of_words
 
 # ---------------------------------------------------------------------- the reflecting model
 
@@ -135,6 +136,12 @@ def test_arguments_that_cannot_be_used_are_refused(wrong: dict[str, Any]) -> Non
         GEPA(**wrong)
 
 
+def test_a_model_is_a_client_or_a_function() -> None:
+    model: Any = "gpt-5"
+    with pytest.raises(ConfigurationError, match="a client or a function; this is of type str"):
+        GEPA(model)
+
+
 # ---------------------------------------------------------------------- rollouts that go wrong
 
 
@@ -149,6 +156,33 @@ async def test_failed_rollouts_are_shown_to_the_model_with_their_error() -> None
 
     assert "The rollout failed; rollout 'ro-" in write.asked[0]
     assert "Traceback: odd one out" in write.asked[0]
+
+
+async def test_rewards_outside_their_range_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"A reward of 5.0 lies outside"):
+        await evolved(Writer(), judge=lambda prompts, task: 5.0)
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def test_a_run_that_is_cancelled_ends_its_engine_and_takes_its_rollouts_back() -> None:
+    store = InMemoryLightningStore()
+    gepa = gepa_in(store, Writer())
+    before = threading.active_count()
+    task = asyncio.create_task(gepa.run(range(40), range(60)))  # no agents: it waits
+    await asyncio.wait_for(store.dequeue_rollout("somebody", wait=30), 30)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await asyncio.wait_for(until(lambda: threading.active_count() <= before), 30)
+    (run,) = await store.query_runs(name="gepa")
+    assert run.status == "stopped"
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"cancelled"}
 
 
 # ---------------------------------------------------------------------- stopping

@@ -1,5 +1,6 @@
 """Runs of GEPA that were killed go on from their state file."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
 from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.store import InMemoryLightningStore
 from tests import warm_python
-from tests.algorithm.prompts.world import Judge, Writer, evolved, share_of_words
+from tests.algorithm.prompts.world import Judge, Writer, evolved, gepa_in, share_of_words
 
 ROOT = Path(__file__).parents[3]
 BUDGET = OptimisationBudget(rollouts=260)
@@ -60,6 +61,23 @@ async def test_a_killed_run_ends_as_it_would_have_and_repeats_no_finished_evalua
     assert outcome(resumed)[:3] == outcome(whole)[:3]
     assert kept + len(await other.query_rollouts()) == whole.result.spent["rollouts"]
     assert resumed.result.spent["rollouts"] == whole.result.spent["rollouts"]
+
+
+async def test_rollouts_that_a_stopped_run_took_back_are_sent_again(tmp_path: Path) -> None:
+    state, store = tmp_path / "state", InMemoryLightningStore()
+    for _ in range(2):  # stopped twice, at the same place
+        task = asyncio.create_task(gepa_in(store, Writer(), state_file=state).run(range(40), range(60)))
+        assert await asyncio.wait_for(store.dequeue_rollout("somebody", wait=30), 30) is not None
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    resumed = await evolved(Writer(), store=store, state_file=state)
+
+    fresh = await evolved(Writer())
+    assert outcome(resumed) == outcome(fresh)
+    (run,) = await store.query_runs(name="gepa")
+    assert run.status == "succeeded"
 
 
 def test_a_process_that_was_killed_is_continued_by_another(tmp_path: Path) -> None:

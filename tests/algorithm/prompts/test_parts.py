@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.prompts.model import OptimiserFailed, OptimiserModel
+from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger, OptimisationBudget
+from agentlightning.algorithm.prompts.model import TRIES, OptimiserFailed, OptimiserModel
 from agentlightning.algorithm.prompts.results import Candidate, Lineage
 from agentlightning.algorithm.prompts.templates import unwrapped, why_unfit
 from agentlightning.errors import ConfigurationError
@@ -44,6 +45,15 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     assert model.ledger.model_calls == 3
 
 
+async def test_after_the_last_try_it_fails() -> None:
+    model, waits = optimiser(ApiError(429, retry_after="0"))
+
+    with pytest.raises(OptimiserFailed, match="status 429"):
+        await model.ask("m", [], 1.0)
+
+    assert (model.ledger.model_calls, len(waits)) == (TRIES, TRIES - 1)
+
+
 @pytest.mark.parametrize("error", [ApiError(401), ApiError(400), ApiError(429, retry_after="100000")])
 async def test_what_will_not_help_is_not_tried_again(error: Exception) -> None:
     model, waits = optimiser(error)
@@ -52,6 +62,16 @@ async def test_what_will_not_help_is_not_tried_again(error: Exception) -> None:
         await model.ask("m", [], 1.0)
 
     assert (model.ledger.model_calls, waits) == (1, [])
+
+
+async def test_tries_count_against_the_budget() -> None:
+    model, _ = optimiser(ApiError(429, retry_after="0"))
+    model.ledger = Ledger(OptimisationBudget(model_calls=2))
+
+    with pytest.raises(BudgetSpent):
+        await model.ask("m", [], 1.0)
+
+    assert model.ledger.model_calls == 2
 
 
 # ---------------------------------------------------------------------- prompts

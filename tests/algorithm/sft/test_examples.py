@@ -10,7 +10,7 @@ from agentlightning.adapter.sequences import FinishReason, SampledCall, TokenSeq
 from agentlightning.algorithm.grpo.samples import RolloutOutcome
 from agentlightning.algorithm.sft import Acceptance, RecordedRollouts, Rejected
 from agentlightning.algorithm.sft.examples import Examples, examples_of, find, split, task_key
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store import InMemoryLightningStore
 from tests.algorithm.sft.recording import record
 
@@ -80,6 +80,14 @@ class TestFinding:
         found = await find(store, RecordedRollouts(rollout_ids=[third, first]))
 
         assert list(found.group_of) == [third, first]
+
+    @pytest.mark.parametrize("wanted", [{"run_id": "run-x"}, {"rollout_ids": ["ro-x"]}])
+    async def test_what_is_not_there_is_told(self, store: InMemoryLightningStore, wanted: dict[str, Any]) -> None:
+        with pytest.raises(NotFound, match="-x'"):
+            await find(store, RecordedRollouts(**wanted))
+
+    def test_equal_tasks_have_equal_keys(self) -> None:
+        assert task_key({"a": 1, "b": [2]}) == task_key({"b": [2], "a": 1}) != task_key({"a": 1})
 
 
 class TestAcceptance:

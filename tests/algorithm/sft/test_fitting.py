@@ -60,6 +60,12 @@ def by_hand(model: SmallModel, samples: list[Sample]) -> float:
     return sum(losses) / len(losses)
 
 
+def likeliest(prompt: list[int]) -> int:
+    """What an untrained model says first."""
+    last = torch.tensor([[False] * (len(prompt) - 1) + [True]])
+    return int(logits_of(SmallModel(), torch.tensor([prompt]), torch.tensor([len(prompt)]), last)[0].argmax())
+
+
 class TestLoss:
     @pytest.mark.parametrize("max_batch_tokens", [1, 7, 1000])
     def test_it_is_the_cross_entropy_of_the_chosen_tokens_in_packs_of_any_size(self, max_batch_tokens: int) -> None:
@@ -193,3 +199,21 @@ class TestResuming:
         best = min(entry["sft/held_out_loss"] for entry in found)
         assert sft_loss(learner.model, contrary, max_batch_tokens=100) == pytest.approx(best)
         assert torch.equal(dict(learner.model.named_parameters())["inner"], SmallModel().inner)
+
+    def test_where_no_epoch_was_better_the_weights_of_the_beginning_remain(self, tmp_path: Path) -> None:
+        contrary = [sample([n, n], [likeliest([n, n])], group="held") for n in range(6)]
+        split, checkpoints = Split(TRAIN, contrary), Checkpoints(tmp_path)
+        first = fitting(split, checkpoints, epochs=8)
+        losses = [entry["sft/held_out_loss"] for entry in run(first)]
+        assert min(losses) == losses[0]
+
+        second = fitting(split, checkpoints, epochs=9)
+        latest = checkpoints.latest()
+        assert latest is not None
+        assert checkpoints.best() is None
+        second.resume(latest, None)
+        second.run_epoch()
+        second.finish()
+
+        for name, weight in SmallModel().state().items():
+            assert torch.equal(self.weights(second)[name], weight)

@@ -144,6 +144,11 @@ def test_arguments_that_cannot_be_used_are_refused(wrong: dict[str, Any]) -> Non
         SFT(**wrong)
 
 
+async def test_sampling_needs_tasks() -> None:
+    with pytest.raises(ConfigurationError, match="train_dataset"):
+        await sft(InMemoryLightningStore(), best_of=2).run()
+
+
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, agentlightning.algorithm.sft; sys.exit('torch' in sys.modules)"
 

@@ -48,6 +48,11 @@ def test_a_setting_of_the_command_that_is_none_is_told(override: str, capsys: py
     assert override in capsys.readouterr().err
 
 
+def test_a_setting_below_a_value_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data=1", "data.seed=2"]) == 2
+    assert "has a value already" in capsys.readouterr().err
+
+
 def test_an_adapter_without_tokens_is_refused() -> None:
     algorithm = VERL()
     algorithm.set_store(InMemoryLightningStore())

@@ -14,6 +14,7 @@ from agentlightning.algorithm.verl.trajectories import (
     Level,
     TrajectorySettings,
     fields_of,
+    placeholder_row,
     session_rows,
     tag_of,
     write_mismatches,
@@ -110,6 +111,12 @@ class TestRows:
         assert (list(row.prompt_ids), list(row.response_ids)) == ([1, 2], [3, 4, 5, 6])
         assert list(row.response_mask) == [1, 1, 0, 1]
 
+    def test_a_prompt_that_is_too_long_leaves_its_row_out(self) -> None:
+        found = session_rows(trajectory(TWO_TURNS), settings_of(prompt=4))
+
+        assert [list(row.response_ids) for row in found.rows] == [[3, 4]]
+        assert found.too_long == 1
+
     def test_a_response_that_is_too_long_keeps_its_beginning(self) -> None:
         found = session_rows([triplet([1], [2, 3, 4])], settings_of(response=2))
 
@@ -157,6 +164,12 @@ class TestFields:
             "max_global_steps": 6,
         }
 
+    def test_a_placeholder_teaches_nothing(self) -> None:
+        fields = fields_of(placeholder_row(9), -1.0, {})
+
+        assert fields["loss_mask"].tolist() == [0]
+        assert fields["rm_scores"].tolist() == [-1.0]
+
 
 class TestSettings:
     def test_transitions_take_the_lengths_of_the_data(self) -> None:
@@ -184,6 +197,10 @@ class TestSettings:
     def test_what_cannot_be_is_refused(self, wrong: dict[str, Any], words: str) -> None:
         with pytest.raises(ConfigurationError, match=words):
             TrajectorySettings(**{"max_prompt_length": 1, "max_response_length": 1, **wrong})
+
+    def test_a_configuration_without_lengths_says_which_is_missing(self) -> None:
+        with pytest.raises(ConfigurationError, match="max_prompt_length"):
+            TrajectorySettings.from_config({"agentlightning": compose()["agentlightning"], "data": {}})  # type: ignore[arg-type]
 
 
 def test_it_is_written_down_why_turns_could_not_be_joined(tmp_path: Path) -> None:

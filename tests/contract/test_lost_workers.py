@@ -222,3 +222,14 @@ async def test_marking_a_worker_lost_leaves_what_it_has_ended_alone(store: Light
 
     assert (list(lost), list(again)) == ([open_id], [])
     assert await status_of(store, ended) == "succeeded"
+
+
+async def test_all_claims_of_a_lost_worker_are_given_back(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {})
+    ids = [await claimed(store, "w") for _ in range(3)]
+    others = await claimed(store, "v")
+
+    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS, "v")
+
+    assert [await status_of(store, rollout_id) for rollout_id in ids] == ["requeuing"] * 3
+    assert await status_of(store, others) == "preparing"

@@ -83,3 +83,14 @@ async def test_an_output_can_be_set_and_taken_away_by_an_update(store: Lightning
 async def test_rollouts_are_not_sorted_by_their_outputs(store: LightningStore) -> None:
     with pytest.raises(InvalidQuery, match="output"):
         await store.query_rollouts(sort_by="output")
+
+
+async def test_an_output_that_was_handed_out_is_the_caller_s_own(store: LightningStore) -> None:
+    given = {"list": [1]}
+    rollout = await store.enqueue_rollout("a")
+    await store.update_rollout(rollout.rollout_id, output=given)
+
+    given["list"].append(2)
+    (await stored(store, rollout.rollout_id)).output["list"].append(3)
+
+    assert (await stored(store, rollout.rollout_id)).output == {"list": [1]}

@@ -1,6 +1,7 @@
 """Stores that know a part of the contract: those written for release 0.2, and subclasses that change an operation."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agentlightning.store import (
     LightningStoreServer,
     LightningStoreThreaded,
     SqliteLightningStore,
+    foreign,
 )
 from agentlightning.store.base import UNSET
 from agentlightning.store.foreign import ForeignStore, adapted
@@ -124,9 +126,9 @@ class Recorder(LightningStore):
         if name in ("calls", "capabilities") or name.startswith("_"):
             return super().__getattribute__(name)
 
-        async def record(*args: Any, **kwargs: Any) -> list[str]:
+        async def record(*args: Any, **kwargs: Any) -> list[str] | None:
             self.calls.append((name, args, kwargs))
-            return [name]
+            return None if name == "dequeue_rollout" else [name]
 
         return record
 
@@ -416,3 +418,90 @@ async def test_a_call_repeated_while_the_first_is_cancelled_is_answered(store: L
     claimed = await asyncio.wait_for(again, 30)
     assert claimed is not None
     assert claimed.input == "a"
+
+
+async def test_a_call_that_nobody_waits_for_claims_nothing(store: LightningStore) -> None:
+    waiting = asyncio.ensure_future(store.dequeue_rollout(wait=60.0, claim_id="c"))
+    await asyncio.sleep(0)
+
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await store.enqueue_rollout("a")
+    await asyncio.sleep(2 * foreign.POLL_SECONDS)
+
+    assert len(await store.query_rollouts(status_in=["queuing"])) == 1
+
+
+async def test_claims_under_one_id_are_each_workers_own(store: LightningStore) -> None:
+    for number in range(2):
+        await store.enqueue_rollout(number)
+
+    claimed = [await store.dequeue_rollout(worker, claim_id="c") for worker in ("a", "b", "a")]
+
+    assert [rollout.input for rollout in claimed if rollout is not None] == [0, 1, 0]
+
+
+async def test_a_span_that_comes_again_is_dropped() -> None:
+    class KeepsRepeats(OldStore):
+        added = 0
+
+        async def add_span(self, span: Span) -> Span:
+            self.added += 1
+            return span
+
+    inner = KeepsRepeats()
+    store = adapted(inner)
+    span = span_of(await store.start_rollout("a"), "s")
+
+    answers = [await store.add_span(span) for _ in range(2)]
+
+    assert (answers, inner.added) == ([span, None], 1)
+
+
+async def test_remembered_answers_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+    monkeypatch.setattr(foreign, "MOST_CALLS", 5)
+    store = ForeignStore(OldStore(), clock)
+
+    for number in range(20):
+        await store.enqueue_rollout(number, rollout_id=f"ro-{number}")
+    clock.advance(601)
+    await store.enqueue_rollout(19, rollout_id="ro-19")
+
+    assert len(await store.query_rollouts()) == 21
+    assert len(store._calls) <= 6
+
+
+async def test_resources_are_merged(store: LightningStore) -> None:
+    await store.update_resources("mine", {"a": PROMPT})
+    await store.update_resources("mine", {"b": PROMPT}, merge=True)
+
+    latest = await store.get_latest_resources()
+    assert latest is not None
+    assert set(latest.resources) == {"a", "b"}
+
+
+def test_threads_never_meet_inside_a_store_that_is_not_safe() -> None:
+    class Unsafe(OldStore):
+        inside = most = 0
+
+        async def enqueue_rollout(self, *args: Any, **kwargs: Any) -> Rollout:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            self.inside -= 1
+            return await super().enqueue_rollout(*args, **kwargs)
+
+    inner = Unsafe()
+    store = adapted(inner)
+
+    async def work() -> None:
+        await asyncio.gather(*(store.enqueue_rollout(number) for number in range(5)))
+
+    threads = [threading.Thread(target=asyncio.run, args=(work(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert inner.most == 1

@@ -71,6 +71,7 @@ async def test_oldest_spans_are_dropped_until_the_safe_threshold_holds(clock: An
     for rollout in rollouts[:2]:
         with pytest.raises(SpansEvicted, match=rollout.rollout_id):
             await store.query_spans(rollout.rollout_id)
+    assert issubclass(SpansEvicted, RuntimeError)  # which the earlier release raised
     assert len(await store.query_spans(rollouts[2].rollout_id)) == 2
     assert (await store.statistics())["total_span_bytes"] == 20
     assert len(await store.query_rollouts()) == 3

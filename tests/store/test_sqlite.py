@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import pickle
 import sqlite3
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from agentlightning.errors import (
     StoreUnavailable,
 )
 from agentlightning.store import SqliteLightningStore
+from agentlightning.store.durable import Job
 from agentlightning.store.local import Call
+from agentlightning.store.sqlite import database
 from agentlightning.store.transaction import Setting
 from agentlightning.types import PromptTemplate, RolloutConfig
 
@@ -166,6 +169,23 @@ def test_sqlite_file_of_another_program_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
+def test_a_file_that_another_process_makes_at_the_same_moment_is_ours(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.db")
+    ours = sqlite3.connect(path)
+    statements: list[str] = []
+
+    def trace(statement: str) -> None:
+        statements.append(statement)
+        if len(statements) == 2:  # between the two looks
+            database.prepare(path, "process")
+
+    ours.set_trace_callback(trace)
+    database._check_ours(ours, path)
+    ours.close()
+
+    assert len(statements) == 2
+
+
 async def test_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     async with SqliteLightningStore(path) as store:
@@ -280,6 +300,57 @@ async def test_claim_of_a_caller_cancelled_at_the_last_moment_goes_back_too(tmp_
         assert claim.cancelled()
         assert again is not None
         assert (again.input, again.attempt.sequence_id) == ("a", 1)
+
+
+async def test_claim_of_a_caller_cancelled_while_it_is_made_goes_back_to_the_queue(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "s.db", durability="power") as store:
+        first = await store.enqueue_rollout("a")
+        await store.enqueue_rollout("b")
+        started = threading.Event()
+        writer = store._work().writer
+
+        with writer._turn:
+            claim = asyncio.create_task(store.dequeue_rollout("w"))
+            while not writer._jobs:
+                await asyncio.sleep(0)
+            job = writer._jobs[0]
+            original = job.call.behaviour
+
+            def claim_then_cancel(*args: Any, **kwargs: Any) -> Any:
+                started.set()
+                job.future.get_loop().call_soon_threadsafe(job.future.cancel)  # type: ignore[union-attr]
+                return original(*args, **kwargs)
+
+            job.call.behaviour = claim_then_cancel
+        with pytest.raises(asyncio.CancelledError):
+            await claim
+
+        assert started.is_set()
+        claims = [await store.dequeue_rollout(wait=10) for _ in range(2)]
+        assert sorted((c.input, c.attempt.sequence_id) for c in claims if c) == [("a", 1), ("b", 1)]
+        assert len(await store.query_attempts(first.rollout_id)) == 1
+
+
+async def test_batch_cut_off_by_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "s.db", durability="power") as store:
+        await store.enqueue_rollout("before")
+        writer = store._work().writer
+
+        def interrupt(tx: Any, now: float) -> None:
+            tx.put(Setting("half", "written"))
+            raise KeyboardInterrupt
+
+        with writer._turn:
+            job = Job(Call("test", interrupt))
+            writer._jobs.append(job)
+            with pytest.raises(KeyboardInterrupt):
+                writer._run_batch(10, None)
+            assert list(writer._jobs) == [job]
+            writer._jobs.clear()
+
+        await store.enqueue_rollout("after")
+        assert [r.input for r in await store.query_rollouts()] == ["before", "after"]
+        assert await store._read(Call("test", lambda tx, now: tx.get(Setting, "half"))) is None
 
 
 async def test_values_look_the_same_to_the_writer_and_to_readers(tmp_path: Path) -> None:

@@ -126,6 +126,26 @@ def test_enumerations_are_numbers_or_names(kind: Any, code: Any) -> None:
     assert span.status.status_code == "ERROR"
 
 
+@pytest.mark.parametrize("future", [99, -1, "SPAN_KIND_TELEPATH"])
+def test_unknown_member_of_an_enumeration_is_the_unspecified_one(future: Any) -> None:
+    (span,) = read_traces(json_body(kind=future, status={"code": future}), JSON).spans
+
+    assert "kind" not in (span.model_extra or {})
+    assert span.status.status_code == "UNSET"
+
+
+@pytest.mark.parametrize("text", ["_-4", "_-4=", "/+4", "/+4="])
+def test_bytes_in_any_base64_are_accepted(text: str) -> None:
+    assert read_attribute(attribute({"bytesValue": text}), JSON) == "/+4="
+
+
+@pytest.mark.parametrize("media_type", ["Application/JSON", "application/json; charset=utf-8", " application/json ;"])
+def test_capitals_and_parameters_change_nothing(media_type: str) -> None:
+    (span,) = read_traces(json_body(traceId=TRACE_ID.upper(), spanId=SPAN_ID.upper()), media_type).spans
+
+    assert (span.trace_id, span.span_id) == (TRACE_ID, SPAN_ID)
+
+
 def test_unknown_fields_and_nulls_are_tolerated() -> None:
     nulls = dict.fromkeys(["parentSpanId", "kind", "startTimeUnixNano", "attributes", "events", "links", "status"])
 

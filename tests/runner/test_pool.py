@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning.emitter import emit_reward
 from agentlightning.errors import StoreUnavailable
 from agentlightning.runner import LitAgentRunner, attempt, pool
 from agentlightning.runner.pool import FIRST_ANSWER_SECONDS, ClaimAhead
@@ -328,3 +329,34 @@ def test_claims_ahead_are_what_is_used_up_while_the_store_answers(
         ahead.note_answer(answer_seconds)
 
     assert ahead.count(64) == count
+
+
+async def test_a_runner_ends_though_the_store_takes_nothing_back() -> None:
+    store, stuck = await stocked(Away(), 60), Stuck(30)
+    runner = make_runner()
+
+    with runner.run_context(agent=Awaiting(stuck), store=store):
+        running = await until_it_holds(runner, stuck)
+        runner.stop()
+        stuck.may_go.set()
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    found = await counts(store)
+    assert found.get("preparing", 0) > 0
+    assert found["succeeded"] >= 30 + SIZE
+    assert sum(found.values()) == 60
+    assert set(found) <= {"succeeded", "preparing", "queuing"}
+
+
+async def test_an_agent_that_begins_as_another_ends_is_not_in_its_trace() -> None:
+    store = await stocked(Slow(), 0)
+
+    async def rewarding(task: Any) -> None:
+        emit_reward(float(task))
+        await asyncio.sleep(0.005)
+
+    worked = await work_off(Awaiting(rewarding), *range(40), store=store, max_concurrency=SIZE)
+
+    assert [await worked.rewards(number) for number in range(40)] == [[float(number)] for number in range(40)]
+    spans = [span for rollout_id in worked.rollout_ids for span in await store.query_spans(rollout_id)]
+    assert len({span.trace_id for span in spans}) == 40

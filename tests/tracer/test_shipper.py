@@ -315,3 +315,42 @@ async def test_closing_delivers_what_is_left_and_ends_the_thread(
     assert await line.stored() == ["one"]
     assert line.lost == {"it ended after its trace was closed": 1}
     assert line.shipper._thread is None
+
+
+async def test_a_trace_that_was_given_up_does_not_hold_up_others(lines: list[Line]) -> None:
+    outage = Outage()
+    line = await open_line(lines, TroubledStore(outage))
+    other = line.another(await line.shipper.store.start_rollout("other"))
+    line.put("lost")
+    line.shipper.put(other, finished("kept"))
+
+    await line.flush(timeout=0.05)
+    outage.end()
+    await line.shipper.flush(other)
+
+    assert await line.stored() == []
+    assert [span.name for span in await line.shipper.store.query_spans(other.rollout_id)] == ["kept"]
+
+
+async def test_a_full_queue_takes_spans_again_when_the_store_is_back(lines: list[Line]) -> None:
+    outage = Outage()
+    limits = ShipperLimits(queued_items=10, linger_seconds=0.01, patience_seconds=0.0)
+    line = await open_line(lines, TroubledStore(outage), limits)
+    line.put(*["early"] * 30)
+
+    outage.end()
+    await line.flush()
+    line.put("late")
+    await line.flush()
+
+    assert (await line.stored())[-1] == "late"
+
+
+async def test_closing_never_hangs_however_busy_the_loop_is(store: InMemoryLightningStore) -> None:
+    for _ in range(50):
+        shipper = TraceShipper(store, SOON)
+        line = Line(shipper, await store.start_rollout("task"))
+        line.put("one")
+        await line.flush()
+        shipper.close()
+        assert await line.stored() == ["one"]

@@ -302,3 +302,19 @@ async def test_what_goes_wrong_ends_the_view_and_not_the_training(
         f"The training goes on, but its progress is not shown: {reason}."
     ]
     assert (shown.is_closed, shown.end) == (True, None)
+
+
+class SilentStore(InMemoryLightningStore):
+    async def query_spans(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_a_store_that_does_not_answer_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "LAST_READ_SECONDS", 0.01)
+    store, view = SilentStore(), Recorder()
+
+    async with Console(view, store) as console:
+        await finish(store)
+        summary = await asyncio.wait_for(console.summary(), PATIENCE_SECONDS)
+
+    assert (summary["rollouts"], summary["is_estimate"]) == ({"succeeded": 1}, True)

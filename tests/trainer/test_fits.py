@@ -87,6 +87,15 @@ def test_the_file_of_a_store_alone_holds_a_fit_that_has_ended(tmp_path: Path, wh
         asyncio.run(store.close())
 
 
+def test_a_store_that_was_given_stays_open_after_a_fit(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "runs.db")
+
+    a_trainer(store=store).fit(Halving(), [1, 2])
+
+    assert sorted(map(float, rewards_of(store))) == [0.5, 1.0]  # type: ignore[arg-type] # none is None
+    asyncio.run(store.close())
+
+
 def test_a_trainer_may_fit_again() -> None:
     trainer = a_trainer()
 

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main, stores
+from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+from tests.e2e.server_process import ServerProcess
 
 AGENT = "import agentlightning as agl\n\n\n@agl.rollout\ndef agent(task, llm):\n    return 1.0\n\n\nnumber = 3\n"
 AGENT += "class Demanding(agl.LitAgent):\n    def __init__(self, more):\n        super().__init__()\n"
@@ -358,6 +360,36 @@ def test_a_server_that_never_answers_is_given_up(
 
     assert code == 1
     assert f"'{places.silent}' does not answer (nothing came within 0.1 s)" in shown
+
+
+def test_a_runner_takes_its_limits_and_says_that_it_waits_for_a_store(
+    folder: Path, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(stores, "FIRST_RESPONSE_SECONDS", 0.1)
+    monkeypatch.setattr(ClientServerExecutionStrategy, "execute", lambda *parts: started.append(parts[2].runner))
+
+    limits = ["--max-rollouts", "2", "--max-concurrency", "4"]
+    code, shown = run(capsys, ["runner", "--store", places.silent, *limits, "misused_agents:agent"])
+
+    assert code == 0
+    assert "does not answer" in shown
+    assert "It is waited for." in shown
+    assert [(runner._max_rollouts, runner._max_concurrency) for runner in started] == [(2, 4)]
+
+
+def test_a_store_that_keeps_a_command_out_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ServerProcess(token="a-token-of-some-length-0123456789") as server:
+        for command in (
+            ["store", "status", server.url],
+            ["run", "--store", server.url, "--", "true"],
+            ["runner", "--store", server.url, "misused_agents:agent"],
+            ["proxy", "--store", server.url, "--model", "m=http://127.0.0.1:9/v1", "--port", "0"],
+        ):
+            code, shown = run(capsys, command)
+
+            assert (code, "Traceback" in shown) == (1, False), command
+            assert "token" in shown.lower()
 
 
 class SlowStore(Another):

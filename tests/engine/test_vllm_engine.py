@@ -212,6 +212,16 @@ def test_adapters_of_another_run_are_unloaded_first(join: Join, lora_fake: FakeV
     assert "POST /reset_prefix_cache?reset_running_requests=true" in lora_fake.requests
 
 
+def test_version_that_is_published_twice_replaces_the_first(join: Join, lora_fake: FakeVllm) -> None:
+    engine = join(lora_fake, lora=LoraOptions(rank=8))
+
+    engine.publish(1, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
+    engine.publish(1, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
+
+    assert list(lora_fake.adapters) == ["policy-v1"]
+    assert lora_fake.requests[-1] == "POST /reset_prefix_cache?reset_running_requests=true"
+
+
 def test_model_that_is_trained_whole_has_no_adapters_to_publish(join: Join, lora_fake: FakeVllm) -> None:
     engine = join(lora_fake, lora=LoraOptions(rank=8))
 

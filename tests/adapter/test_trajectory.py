@@ -150,6 +150,15 @@ def test_a_second_way_on_from_one_point_is_a_branch() -> None:
     assert (found.expected_token, found.found_token) == (3, 5)
 
 
+def test_another_answer_to_a_later_prompt_is_no_branch() -> None:
+    talk = Conversation()
+    talk.call([1], [2])
+    talk.call([1, 2, 3], [4])
+    talk.call([1, 2, 3], [5])
+
+    assert [(found.reason, found.position) for found in adapted(talk).breaks] == [(BreakReason.RESAMPLED, 3)]
+
+
 def test_a_break_names_the_calls_and_the_tokens() -> None:
     talk = Conversation()
     talk.call([1, 2], [3, 4])

@@ -134,6 +134,13 @@ def test_batches_give_every_sample_before_any_comes_again() -> None:
     assert set(flat[:12]) == set(range(10))
 
 
+@pytest.mark.parametrize("batch_size", [3, 4, 100])
+def test_a_small_data_set_comes_whole(batch_size: int) -> None:
+    batches = batch_iter_over_dataset([1, 2, 3], batch_size)
+
+    assert [sorted(next(batches)) for _ in range(3)] == [[1, 2, 3]] * 3
+
+
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="empty data set"):
         next(batch_iter_over_dataset([], 3))

@@ -111,6 +111,25 @@ async def test_what_came_back_is_in_the_log(caplog: pytest.LogCaptureFixture) ->
     assert any(line.startswith(f"[Rollout {rid}] Adapted data: ") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("verbosity", "there", "not_there"),
+    [
+        ("key_values", "Attributes: {", "Attribute keys:"),
+        ("keys", "Attribute keys: [", "Attributes: {"),
+        ("none", "From", "Attribute"),
+    ],
+)
+async def test_the_log_says_as_much_of_spans_as_it_is_asked_for(
+    verbosity: Any, there: str, not_there: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        await run_baseline(Baseline(span_verbosity=verbosity), train_dataset=["a"])
+
+    spans = [line for line in caplog.messages if "| Span " in line]
+    assert all(there in line and not_there not in line for line in spans)
+    assert spans
+
+
 async def test_a_rollout_that_fails_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger=LOGGER):
         await run_baseline(Baseline(), adapter=TracerTraceToTriplet(), train_dataset=["bad", "good"])
@@ -126,6 +145,16 @@ async def test_an_adapter_that_fails_is_told() -> None:
 
     with pytest.raises(KeyError, match="adapter"):
         await run_baseline(Baseline(), adapter=Failing(), train_dataset=["a"])
+
+
+async def test_spans_that_an_adapter_cannot_read_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(TracerTraceToTriplet):
+        def adapt(self, source: Any) -> Any:
+            raise ValueError("unreadable")
+
+    await run_baseline(Baseline(), adapter=Failing(), train_dataset=["a", "b"])
+
+    assert caplog.text.count("unreadable") == 2
 
 
 def test_a_queue_shorter_than_empty_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Runs of APO over a store, with agents and an optimiser of a small world."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,26 @@ async def test_prompt_behind_one_that_was_refused_may_challenge_too() -> None:
 
     assert [(one.round, one.verdict) for one in apo.result.challenges] == [(1, "not better"), (2, "better")]
     assert apo.get_best_prompt().template == "Say {question} please."
+
+
+async def test_candidates_are_made_at_the_same_time_within_the_limit() -> None:
+    client, have_met, counts = Optimiser(), asyncio.Event(), [0]
+    create = client.chat.completions.create
+
+    async def create_together(**asked: Any) -> Any:
+        """The first three wait for each other, however slowly each of them is prepared."""
+        counts.append(counts[-1] + 1)
+        if counts[-1] == 3:
+            have_met.set()
+        await asyncio.wait_for(have_met.wait(), 60)
+        answer = await create(**asked)
+        counts.append(counts[-1] - 1)
+        return answer
+
+    client.chat.completions.create = create_together
+    await optimised(client, concurrency=3, beam_rounds=1)
+
+    assert max(counts) == 3
 
 
 async def test_answer_that_is_no_chat_completion_is_a_call_that_failed() -> None:

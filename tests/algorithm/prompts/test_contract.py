@@ -180,6 +180,13 @@ async def test_candidates_are_compared_on_tasks_that_did_not_choose_them(kind: K
     assert all(len(tasks) == len(set(tasks)) for tasks in used.values())
 
 
+async def test_without_a_comparison_the_higher_mean_wins(kind: Kind) -> None:
+    algorithm = await kind.run(alpha=None, tasks=16)
+
+    assert all(word in algorithm.get_best_prompts()["prompt"].template for word in WORDS[:3])
+    assert algorithm.result.is_improved
+
+
 # ---------------------------------------------------------------------- budgets
 
 

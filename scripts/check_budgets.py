@@ -39,7 +39,7 @@ CEILINGS = {
     "events": (1_300, 810),
     "execution": (1_930, 1_260),
     "instrumentation": (4_240, 2_660),
-    "legacy": (3_960, 2_570),
+    "legacy": (3_970, 2_580),
     "litagent": (1_560, 980),
     "llm_proxy": (6_560, 4_520),
     "runner": (1_710, 1_200),

@@ -355,6 +355,10 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "uvicorn.Se
             if begin_shutdown is not None:
                 begin_shutdown()
             await super().shutdown(sockets)
+            # uvicorn leaves connections whose request outlasted its patience, and those it took while it was closing.
+            for connection in tuple(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.sleep(0)
 
     begin_shutdown = getattr(app, "begin_shutdown", None)
 

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import socket
+import threading
 import urllib.request
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -96,6 +97,26 @@ async def test_unhealthy_server_is_stopped() -> None:
     with pytest.raises(RuntimeError, match="does not answer"):
         await served.start()
     assert not served.is_running()
+
+
+@pytest.mark.parametrize("mode", ["asyncio", "thread"])
+async def test_connection_whose_answer_takes_too_long_is_closed_with_the_server(mode: Any) -> None:
+    is_called = threading.Event()
+
+    async def hang(scope: Any, receive: Any, send: Any) -> None:
+        is_called.set()
+        await asyncio.sleep(3600)
+
+    served = launcher(hang, launch_mode=mode, thread_join_timeout=3)
+    await served.start()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+        await asyncio.to_thread(is_called.wait, 10)
+
+        await served.stop()
+
+        with suppress(ConnectionResetError):
+            assert client.recv(1) == b""
 
 
 async def test_context_is_entered_in_the_loop_that_serves() -> None:

@@ -13,10 +13,12 @@ import pytest
 import requests
 
 from agentlightning.llm_proxy import service
+from agentlightning.llm_proxy.backends import backend_pool, connection
+from agentlightning.llm_proxy.proxied_call import MOST_ANSWER_VALUES
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
-from tests.stub_model.raw import STREAM_HEAD, Connection, chunk, event, until
-from tests.stub_model.script import Request
+from tests.stub_model.raw import DONE, LAST_CHUNK, STREAM_HEAD, Connection, chunk, event, response, sent, until
+from tests.stub_model.script import Request, Script
 from tests.stub_model.server import StubModel, serving
 
 BODY = json.dumps({"model": MODEL, "messages": USER}).encode()
@@ -265,6 +267,64 @@ def test_slow_reader_holds_the_backend_back() -> None:
         assert door.only_call().outcome == "cancelled"
     assert sent_bytes < 40 * MEGABYTE
     assert grown < 100 * MEGABYTE
+
+
+# ---------------------------------------------------------------------- answers that are too large
+
+
+STREAMED = BODY.replace(b"{", b'{"stream": true, ', 1)
+TOO_MANY_BYTES = b'{"choices": [], "padding": "' + b"x" * MEGABYTE + b'"}'
+TOO_MANY_VALUES = b'{"choices": [' + b"0," * MOST_ANSWER_VALUES + b"0]}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "limit"), [(TOO_MANY_BYTES, MEGABYTE), (TOO_MANY_VALUES, 32 * MEGABYTE)], ids=["bytes", "values"]
+)
+def test_answer_that_is_too_large_is_an_error(answer: bytes, limit: int) -> None:
+    with serving(sent(response(answer))) as model, proxied(entry(model.url), max_response_bytes=limit) as door:
+        refused = requests.post(door.endpoint + CHAT, data=BODY, timeout=30.0)
+
+        assert (refused.status_code, "more than" in refused.json()["error"]["message"]) == (502, True)
+        model.script = Script(["fine"])
+        check_serves(door)
+        assert [call.outcome for call in door.calls()] == ["failed", "answered"]
+
+
+def test_stream_that_is_too_long_ends_with_an_error() -> None:
+    parts = [chunk(event("x" * 100_000)) for _ in range(20)]
+    with (
+        serving(sent(STREAM_HEAD, *parts, hangs=True)) as server,
+        proxied(entry(server.url), max_response_bytes=MEGABYTE) as door,
+    ):
+        answer = requests.post(door.endpoint + CHAT, data=STREAMED, timeout=30.0).content
+
+        assert len(answer) < MEGABYTE + 200_000
+        assert b"more than 1048576 bytes" in answer[-1000:]
+        until(lambda: server.open_connections == 0)
+        assert door.only_call().outcome == "failed"
+
+
+def test_large_answers_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller who does not read keeps a large answer in memory: the next one waits in its middle, but is not lost."""
+    monkeypatch.setattr(backend_pool, "MOST_LARGE_ANSWERS", 1)
+    monkeypatch.setattr(connection, "LARGE_ANSWER_BYTES", MEGABYTE)
+    parts = [chunk(event("x" * 65_000)) for _ in range(400)]
+    stream = sent(STREAM_HEAD, *parts, chunk(event(None, "stop")), chunk(DONE), LAST_CHUNK)
+    with (
+        serving(stream) as server,
+        proxied(entry(server.url)) as door,
+        connected(door) as idle,
+        connected(door) as eager,
+    ):
+        for caller in (idle, eager):
+            caller.sendall(request(path_of(door) + CHAT, STREAMED, "connection: close"))
+            caller.recv(2 * MEGABYTE, socket.MSG_WAITALL)
+        eager.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            read_all(eager)
+        eager.settimeout(30.0)
+
+        assert [b"[DONE]" in read_all(caller)[-200:] for caller in (idle, eager)] == [True, True]
 
 
 def _wait_until_still(value: Any) -> None:

@@ -163,6 +163,13 @@ def test_its_keys_stand_in_no_command_line_and_no_environment(server: EngineServ
     assert len({server.api_key, server._weights_key, EngineServer("tiny").api_key}) == 3
 
 
+def test_the_proxy_is_given_its_key(server: EngineServer) -> None:
+    parameters = server.model_config()["litellm_params"]
+
+    with openai.OpenAI(base_url=parameters["api_base"], api_key=parameters["api_key"], max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [server.model_name]
+
+
 def test_what_the_child_prints_is_not_taken_for_its_address(folder: Path, tmp_path: Path) -> None:
     """Packages print; here one that every Python imports, far more than a pipe holds."""
     (tmp_path / "sitecustomize.py").write_text(

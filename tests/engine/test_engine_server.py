@@ -384,6 +384,28 @@ def test_a_repetition_joins_the_call_that_still_runs(slow: Served) -> None:
     assert slow.app.engine.statistics()["requests"] == 1
 
 
+def test_a_repetition_gets_its_answer_when_the_first_client_has_left(slow: Served) -> None:
+    host, port = slow.url.removeprefix("http://").split(":")
+    body = json.dumps({"messages": HELLO}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with ThreadPoolExecutor(1) as threads:
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head + body)
+            until(lambda: slow.app.engine.statistics()["running"] == 1)
+            second = threads.submit(
+                httpx.post,
+                f"{slow.url}/v1/chat/completions",
+                content=body,
+                headers={"x-stainless-retry-count": "1"},
+                timeout=PATIENCE_SECONDS,
+            )
+            until(lambda: slow.app.status()["joined"] == 1)
+        answer = second.result().json()
+
+    assert answer["choices"][0]["message"]["content"] == "x" * 200
+    assert slow.app.engine.statistics()["requests"] == 1
+
+
 @both_ways
 def test_a_failed_step_is_a_server_error_and_the_next_call_is_served(
     served: Served, monkeypatch: pytest.MonkeyPatch

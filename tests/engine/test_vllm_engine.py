@@ -143,6 +143,15 @@ def test_weights_through_gpu_memory_arrive_in_parts_that_fit_the_buffer(fake: Fa
     assert fake.requests[-2:] == ["POST /reset_prefix_cache?reset_running_requests=true", "POST /resume"]
 
 
+def test_larger_weight_gets_a_larger_buffer(fake: FakeVllm) -> None:
+    model = changed_model()
+    transfer = IpcTransfer(VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID, buffer_bytes=16)
+
+    transfer.send(model.state().items())
+
+    assert are_equal(weights_of(fake), model.state())
+
+
 def test_update_that_fails_on_our_side_is_ended_so_that_the_next_can_begin(fake: FakeVllm) -> None:
     model = changed_model()
     transfer = IpcTransfer(VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID)

@@ -152,6 +152,7 @@ class DurableStore(LocalStore, Generic[WorkingT]):
         if working is not None:
             self._forgotten.detach()
             await asyncio.get_running_loop().run_in_executor(None, working.close)
+        self._board.wake_everyone()
 
     def _leave_parent_behind(self) -> None:
         """In a forked child: threads are gone, and closing the parent's connections could harm its data."""
@@ -186,6 +187,8 @@ class DurableStore(LocalStore, Generic[WorkingT]):
 
     async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         notices = self._board.after(cursor)
+        if not notices and self._is_closed:
+            raise closed_store(self._address)
         if notices is not None:
             return notices
         kept = await asyncio.wrap_future(self._work().readers.submit(self._read_notices, cursor, NOTICES_AT_HAND))

@@ -161,8 +161,7 @@ class InMemoryLightningStore(LocalStore):
 
     def _run(self, call: Call) -> object:
         with self._lock:
-            if self._is_closed:
-                raise StoreUnavailable("This memory store is closed; make another InMemoryLightningStore.")
+            self._check_open()
             now = self._clock()
             if call.watchdog and (self._tx.due_heap or now >= self._watch.next_sweep):
                 look = self._watch.look(self._tx.earliest_due(), now)
@@ -213,7 +212,14 @@ class InMemoryLightningStore(LocalStore):
             return self._tx.earliest_due()
 
     async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
-        return self._board.after(cursor)
+        notices = self._board.after(cursor)
+        if not notices:
+            self._check_open()
+        return notices
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("This memory store is closed; make another InMemoryLightningStore.")
 
     async def statistics(self) -> LightningStoreStatistics:
         statistics = await super().statistics()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidQuery, InvalidValue
+from agentlightning.errors import InvalidQuery, InvalidValue, StoreUnavailable
 from agentlightning.store import LightningStore
 from agentlightning.types import Notice
 
@@ -124,3 +124,21 @@ async def test_nothing_is_told_of_what_failed(store: LightningStore) -> None:
 async def test_unknown_kind_is_refused(store: LightningStore) -> None:
     with pytest.raises(InvalidQuery, match="no notices of kind"):
         store.subscribe(["weather"])  # type: ignore[list-item]
+
+
+async def test_whoever_waits_is_told_that_the_store_was_closed(store: LightningStore) -> None:
+    rollout = await store.start_rollout("a")
+    waiting = asyncio.gather(
+        store.wait_for_rollouts([rollout.rollout_id], timeout=3600),
+        store.dequeue_rollout(wait=3600),
+        anext(store.subscribe()),
+        return_exceptions=True,
+    )
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.1)
+
+    await store.close()
+
+    waited, claimed, followed = await asyncio.wait_for(waiting, 10)
+    assert [(type(error), "closed" in str(error)) for error in (waited, followed)] == [(StoreUnavailable, True)] * 2
+    assert claimed is None or isinstance(claimed, StoreUnavailable)  # a runner's client finds no work

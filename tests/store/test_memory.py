@@ -179,20 +179,6 @@ async def test_a_closed_store_refuses_work() -> None:
         await store.query_rollouts()
 
 
-async def test_whoever_waits_is_told_that_the_store_was_closed() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.enqueue_rollout("a")
-    waiting = asyncio.ensure_future(store.wait_for_rollouts([rollout.rollout_id]))
-    following = asyncio.ensure_future(anext(store.subscribe()))
-    await asyncio.sleep(0)
-
-    await store.close()
-
-    for waiter in (waiting, following):
-        with pytest.raises(StoreUnavailable, match="is closed"):
-            await asyncio.wait_for(waiter, 30)
-
-
 async def test_any_object_may_be_a_task() -> None:
     store = InMemoryLightningStore()
     task = object()

@@ -18,7 +18,7 @@ import aiohttp
 import yarl
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, THREAD_FROM_BYTES, compressed
-from agentlightning.errors import InvalidToken, InvalidValue
+from agentlightning.errors import InvalidToken, InvalidValue, StoreUnavailable
 from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, as_notice, parse_json
 from agentlightning.store.http.failures import Failure, exception_of
 from agentlightning.store.http.retries import Garbled, RetryPolicy, is_passing
@@ -159,6 +159,9 @@ class ClientConnection:
             logger.info("The store server takes no WebSocket (%s); calls go on by HTTP.", error.status)
             self._no_live_before = time.monotonic() + NO_LIVE_SECONDS
             return None
+        except aiohttp.ClientConnectionError:
+            self._check_open()
+            raise
 
     # ------------------------------------------------------------------ HTTP
 
@@ -193,16 +196,27 @@ class ClientConnection:
         if timeout is not None and timeout > self.address.request_timeout:
             options["timeout"] = aiohttp.ClientTimeout(total=timeout, connect=self.address.connection_timeout)
         request = self.session.get if verb == "GET" else self.session.post
-        async with request(url.with_query(list(query)) if query else url, **options) as response:
-            if response.status >= _ERRORS_FROM:
-                raise exception_of(await _failure(response), verb, str(response.url))
-            try:
-                return parse_json(await response.read())
-            except InvalidValue as error:
-                raise Garbled(str(error)) from error
+        self._check_open()
+        try:
+            async with request(url.with_query(list(query)) if query else url, **options) as response:
+                if response.status >= _ERRORS_FROM:
+                    raise exception_of(await _failure(response), verb, str(response.url))
+                body = await response.read()
+        except aiohttp.ClientConnectionError:
+            self._check_open()
+            raise
+        try:
+            return parse_json(body)
+        except InvalidValue as error:
+            raise Garbled(str(error)) from error
+
+    def _check_open(self) -> None:
+        if self.session.closed:
+            raise StoreUnavailable(f"The client of {self.address.url} was closed during this call.")
 
     async def is_healthy(self) -> bool:
         """Whether the server answers its health check, if only to refuse it."""
+        self._check_open()
         try:
             limit = aiohttp.ClientTimeout(total=self.address.connection_timeout)
             async with self.session.get(f"{self.address.url}/health", timeout=limit) as response:

@@ -136,10 +136,6 @@ class PostgresLightningStore(DurableStore[_Working]):
     def _open(self) -> _Working:
         return _Working(self._given, self._board, self._clock)
 
-    async def close(self) -> None:
-        await super().close()
-        self._board.wake_everyone()
-
     # ------------------------------------------------------------------ transactions
 
     def _submit(self, working: _Working, job: Job) -> None:

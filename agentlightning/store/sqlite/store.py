@@ -279,7 +279,9 @@ class SqliteLightningStore(DurableStore[_Working]):
         return min((due for due in known if due is not None), default=None)
 
     async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
-        return self._board.after(cursor) if self.path == MEMORY else await super()._notices_after(cursor)
+        if self.path == MEMORY and not self._is_closed:
+            return self._board.after(cursor)
+        return await super()._notices_after(cursor)
 
     async def _latest_cursor(self) -> int:
         return self._board.cursor if self.path == MEMORY else await super()._latest_cursor()

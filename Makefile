@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning attack screenshots docs clean tiny-model cold-start walk release
+.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning attack screenshots docs reference clean tiny-model cold-start walk release
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -174,7 +174,7 @@ bench-learning: $(READY) ## Train the demo with ten seeds and write the table of
 bench: $(READY) ## Measure speed and memory, side by side with the 0.3.0 release (QUICK=1 for a short run)
 	$(BIN)/python bench/run.py $(if $(QUICK),--quick)
 
-screenshots: $(READY) ## Write the pictures of the dashboard in docs/assets from real trainings (about five minutes; needs `make browser`)
+screenshots: $(READY) ## Write the pictures in docs/assets from real trainings (about six minutes; needs `make browser`, but for ARGS=--live)
 	$(BIN)/python scripts/screenshots.py $(ARGS)
 
 attack: $(READY) ## Attack fresh servers on this machine, and print what that does to other clients (ten minutes at most)
@@ -183,6 +183,9 @@ attack: $(READY) ## Attack fresh servers on this machine, and print what that do
 docs: $(READY) ## Build the documentation into site/
 	$(INSTALL) -e ".[docs]"
 	$(BIN)/mkdocs build --strict
+
+reference: $(READY) ## Write the options of every command and the routes of the store server into docs/reference
+	$(BIN)/python -m scripts.write_reference
 
 release: ## Build wheel and sdist of the last commit, and try them in an environment outside of the repository
 	scripts/release $(ARGS)

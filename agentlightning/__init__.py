@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentlightning.tracer import *
     from agentlightning.types import *
 
-__version__ = "0.4.0.dev0"
+__version__ = "0.4.0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "agentlightning.adapter": (

@@ -1,7 +1,8 @@
-"""Write the pictures of the dashboard that the documentation shows: every view of it, over real trainings.
+"""Write the pictures that the documentation shows: the live view of a training, and every view of the dashboard.
 
-Two short trainings of the demo's calculator agent and a prompt optimisation on the simulated model fill one store,
-which is served and looked at in Chromium. `--store` keeps that store, and uses one that is there.
+`live.svg` is a recorded `agl demo`. For the dashboard, two short trainings of the demo's calculator agent and a prompt
+optimisation on the simulated model fill one store, which is served and looked at in Chromium. `--store` keeps that
+store, and uses one that is there.
 """
 
 import argparse
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-TARGET: Final = ROOT / "docs" / "assets" / "dashboard"
+ASSETS: Final = ROOT / "docs" / "assets"
+TARGET: Final = ASSETS / "dashboard"
+LIVE: Final = ASSETS / "live.svg"
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "calc_x")]
 
+from live_picture import write_live_picture  # noqa: E402 # beside this file
 from small_png import shrunk  # noqa: E402 # beside this file
 
 from agentlightning.store import LightningStoreServer, SqliteLightningStore  # noqa: E402 # found by the line above
@@ -141,10 +145,14 @@ async def pictures(file: Path) -> list[Path]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, help="keep the store in this file, and use what it holds")
+    parser.add_argument("--live", action="store_true", help="write the picture of the live view alone")
     parser.add_argument("--train", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train is not None:
         train(options.store, **options.train)
+        return 0
+    if options.live:
+        write_live_picture(LIVE)
         return 0
     if chromium_path() is None:
         print("There is no Chromium; install it with `make browser`.", file=sys.stderr)
@@ -155,6 +163,8 @@ def main() -> int:
         if not file.exists():
             fill(file)
         taken = asyncio.run(pictures(file))
+    write_live_picture(LIVE)
+    taken.append(LIVE)
     sizes = {picture.name: picture.stat().st_size for picture in taken}
     for name, size in sizes.items():
         print(f"{name:18} {size / 1000:6.0f} kB")

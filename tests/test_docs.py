@@ -8,6 +8,7 @@ is left out.
 import ast
 import asyncio
 import inspect
+import json
 import re
 import sys
 import threading
@@ -53,6 +54,14 @@ def test_every_fence_of_a_page_is_understood(page: Path) -> None:
     assert len(BLOCK.findall(text)) == text.count(FENCE)
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=name_of)
+def test_a_how_to_says_what_you_get_and_can_be_pasted_into_a_file(page: Path) -> None:
+    heading, opening, *_ = page.read_text(encoding="utf-8").split("\n\n")
+
+    assert (heading[:2], opening[:9]) == ("# ", "You get: ")
+    compile("\n".join(blocks(page)), str(page), "exec")
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     import agentlightning as agl
 
@@ -71,6 +80,16 @@ def test_the_environment_page_names_every_variable() -> None:
     text = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
 
     assert [variable.value for variable in LightningEnvVar if f"`{variable.value}`" not in text] == []
+
+
+def test_the_reference_of_commands_and_routes_is_that_of_the_code() -> None:
+    from scripts import write_reference as reference
+
+    cli = reference.CLI.read_text(encoding="utf-8")
+    openapi = json.loads(reference.OPENAPI.read_text(encoding="utf-8"))  # compared with a server's by its own test
+
+    assert reference.cli_page(cli) == cli, "run `make reference`, and commit docs/reference"
+    assert reference.routes_page(openapi) == reference.ROUTES.read_text(encoding="utf-8"), "run `make reference`"
 
 
 # ---------------------------------------------------------------------- in the page's process

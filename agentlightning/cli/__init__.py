@@ -10,7 +10,7 @@ import agentlightning
 from agentlightning.cli.command import CommandParser, say, similar_word
 from agentlightning.errors import AgentLightningError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main", "module_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,11 @@ examples:
 `agl COMMAND --help` tells more."""
 
 
+def module_of(command: str) -> str:
+    """The module with a command's `COMMAND` and `main`."""
+    return f"agentlightning.cli.{_MODULES.get(command, command)}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code.
 
@@ -90,8 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         question = "" if likely is None else f"; did you mean `agl {_RELATED.get(likely, likely)}`?"
         parser.error(f"there is no command '{name}'{question}")
     try:
-        module = importlib.import_module(f"agentlightning.cli.{_MODULES.get(name, name)}")
-        code: int = module.main(given[1:])
+        code: int = importlib.import_module(module_of(name)).main(given[1:])
     except KeyboardInterrupt:
         say(name, "Stopped by Ctrl-C.")
         return INTERRUPTED

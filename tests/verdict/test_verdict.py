@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from agentlightning.verdict import FINDINGS, Verdict, verdict_of_rollout, verdict_of_run
+from agentlightning.verdict.verdict import Outcome
 from tests.verdict.recorded import Recorded, learned
 
 MIXED: list[float | None] = [0.0, 1.0, 0.0, 1.0]
@@ -301,8 +302,8 @@ async def test_a_rollout_says_what_became_of_it(options: dict[str, Any], said: l
     assert [one for one in said if one not in text] == []
 
 
-def test_the_page_on_agents_that_do_not_learn_names_every_finding() -> None:
+def test_the_page_on_agents_that_do_not_learn_names_every_outcome_and_finding() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "my-agent-does-not-learn.md"
     text = page.read_text(encoding="utf-8")
 
-    assert [name for name in FINDINGS if f"| `{name}` |" not in text] == []
+    assert [name for name in (*get_args(Outcome), *FINDINGS) if f"| `{name}` |" not in text] == []

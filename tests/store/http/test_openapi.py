@@ -54,7 +54,7 @@ async def test_committed_description_is_what_the_server_says(server: LightningSt
     answer = await asyncio.to_thread(requests.get, f"{server.endpoint}/openapi.json")
 
     committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
-    assert answer.json() == committed, "run scripts/write_openapi.py, and commit docs/reference/openapi.json"
+    assert answer.json() == committed, "run `make reference`, and commit docs/reference"
 
 
 async def test_description_can_be_read_by_people(server: LightningStoreServer) -> None:

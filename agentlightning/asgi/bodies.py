@@ -1,4 +1,4 @@
-"""The bodies of one server: how much memory all of them may take, and how large ones are parsed.
+"""The bodies of one server: how much memory those of requests and answers may take, and how large ones are parsed.
 
 Parsing holds Python's lock from the first byte to the last, so a thread alone keeps nobody else served. What a body may
 cost is therefore bounded before it is parsed: a scan, piece by piece, counts its values. What is left is parsed in a
@@ -8,7 +8,7 @@ thread, one large body at a time.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Final, TypeVar
 
 from agentlightning.asgi.compression import THREAD_FROM_BYTES, decompress
@@ -16,7 +16,7 @@ from agentlightning.asgi.request import Request
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var
 from agentlightning.errors import PayloadTooLarge
 
-__all__ = ["LARGE_BYTES", "Bodies", "Room", "check_values"]
+__all__ = ["LARGE_BYTES", "Answers", "Bodies", "Room", "check_values"]
 
 ResultT = TypeVar("ResultT")
 
@@ -28,6 +28,8 @@ ROOM_BYTES: Final = 64 * 1024**2
 """What the bodies of one server may take at a time; further ones wait. One that is larger is let in alone."""
 SMALL_BYTES: Final = 64 * 1024
 """Bodies up to this do not count: there are at most as many as connections."""
+_OBJECTS_FACTOR: Final = 4
+"""How much more memory objects take than their JSON."""
 _PIECE_BYTES: Final = 64 * 1024
 """Scanned at a time, so that other threads have their turn in between."""
 _MARKS: Final = b",[{"
@@ -124,6 +126,25 @@ class Bodies:
             return check_and_parse()
         async with self._parsing.taken(1):
             return await asyncio.to_thread(check_and_parse)
+
+
+class Answers:
+    """Keeps few large answers in memory at a time, until they are sent.
+
+    How large an answer will be is known once it has been read from a store. So it is taken to be as large as the
+    largest of its kind before it, which is forgotten slowly; the first of a kind is made alone.
+    """
+
+    def __init__(self) -> None:
+        self._room = Room(ROOM_BYTES)
+        self._largest: dict[str, int] = {}
+
+    def room_for(self, kind: str) -> AbstractAsyncContextManager[None]:
+        return self._room.taken(self._largest.get(kind, ROOM_BYTES))
+
+    def count(self, kind: str, size: int) -> None:
+        """Remember the bytes that an answer had as JSON."""
+        self._largest[kind] = max(size * _OBJECTS_FACTOR, self._largest.get(kind, 0) * 99 // 100)
 
 
 class ValueCount:

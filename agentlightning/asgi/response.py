@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, compressed_parts
-from agentlightning.asgi.request import Message, Send
+from agentlightning.asgi.request import Disconnected, Message, Send
 from agentlightning.errors import AgentLightningError
 
 __all__ = [
@@ -29,6 +29,8 @@ NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 """Keeps browsers from taking an answer for a script or a page because of what it holds."""
 WHOLE_BYTES: Final = 256 * 1024
 """Answers up to this are made in the event loop."""
+UNREAD_SECONDS: Final = 60.0
+"""After this time the rest of a large answer is given up."""
 _UNAUTHORIZED, _REQUEST_TIMEOUT = 401, 408
 
 
@@ -60,7 +62,10 @@ class Response:
 
 @dataclass(frozen=True)
 class LargeResponse:
-    """An answer that is made in a thread and sent part by part, so that it holds up nobody and is never kept whole."""
+    """An answer that is made in a thread and sent part by part, so that it holds up nobody and is never kept whole.
+
+    A client that stops to read it is taken for gone (`Disconnected`).
+    """
 
     status: int
     parts: Iterable[bytes]
@@ -74,7 +79,11 @@ class LargeResponse:
             headers.append((b"content-encoding", b"gzip"))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         while part := await asyncio.to_thread(next, parts, b""):
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+            sending = send({"type": "http.response.body", "body": part, "more_body": True})
+            try:
+                await asyncio.wait_for(sending, UNREAD_SECONDS)
+            except asyncio.TimeoutError:
+                raise Disconnected(f"The client has read nothing for {UNREAD_SECONDS:g} s.") from None
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -17,7 +17,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS
 from agentlightning.store import LightningStore
 from agentlightning.store.http.tokens import refuse_open_address
-from agentlightning.utils.server_launcher import ENDING_SIGNALS, calm_collector
+from agentlightning.utils.server_launcher import ENDING_SIGNALS, tune_process
 
 __all__ = ["COMMAND", "main", "proxy_of"]
 
@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         say("proxy", f"The store does not answer; calls {meanwhile}. {outage}")
     store = open_store(arguments.store, token)
-    calm_collector()
+    tune_process()
     try:
         proxy = proxy_of(arguments, models, store, api_key=api_key)
         ended_by = _serve_until_signal(proxy, arguments.store or "memory")

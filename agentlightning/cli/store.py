@@ -43,7 +43,7 @@ from agentlightning.store import (
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.utils.metrics import ConsoleMetricsBackend
-from agentlightning.utils.server_launcher import calm_collector, ending_signal
+from agentlightning.utils.server_launcher import ending_signal, tune_process
 
 __all__ = ["COMMAND", "main"]
 
@@ -192,7 +192,7 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
     described = "a store in memory" if path is None else f"the store {path}"
     with ending_signal() as received:
         await server.start()
-        calm_collector()
+        tune_process()
         gc.freeze()  # what is loaded by now stays, and need not be looked through again
         Console(stderr=True).print(
             f"Serving {escape(described)} at {server.endpoint} (docs at /docs). Ctrl-C stops it.", soft_wrap=True

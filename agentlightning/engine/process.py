@@ -29,8 +29,8 @@ from agentlightning.utils.server_launcher import (
     ENDING_SIGNALS,
     PythonServerLauncher,
     PythonServerLauncherArgs,
-    calm_collector,
     ending_signal,
+    tune_process,
 )
 
 __all__ = ["ServedEngine", "ServerOptions", "main", "serve"]
@@ -82,7 +82,7 @@ def serve(
         on_ready: Called when requests are answered.
         heeds_interrupt: Whether Ctrl-C ends it, and not SIGTERM alone; a child leaves that to its parent.
     """
-    calm_collector()
+    tune_process()
     torch.set_num_threads(options.threads)
     model, codec = load(options.model, device=options.device, dtype=options.dtype)
     engine = InferenceEngine(model, max_sequences=options.max_sequences, max_length=options.max_length)

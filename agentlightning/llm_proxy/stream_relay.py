@@ -3,6 +3,7 @@
 Bytes are passed on as they came where nothing has to be taken out of them or translated.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Final
@@ -21,6 +22,8 @@ from agentlightning.utils.deadline import within
 
 __all__ = ["StreamRelay"]
 
+PIECE_BYTES: Final = 16 * 1024
+"""Of a stream, read at a time."""
 LINGER_SECONDS: Final = 1.0
 """How long a backend may keep its stream open behind the last event, so that its connection can be used again."""
 _LONGEST_NON_STREAM: Final = 1024**2
@@ -57,6 +60,7 @@ class StreamRelay:
         self._held = bytearray()  # the beginning of an event whose end has not come
         self._error: ProxyError | None = None
         self._received: list[bytes] = []
+        self._rest = b""
         self._size = 0
         self._max_bytes = max_bytes
         self._first_part_seconds: float | None = None
@@ -91,7 +95,10 @@ class StreamRelay:
             yield part
 
     async def _next(self, chunks: AsyncIterator[bytes]) -> bytes:
-        """The next chunk, b"" at the end; which behind the last event may be late, or abrupt."""
+        """The next piece, b"" at the end; which behind the last event may be late, or abrupt."""
+        if self._rest:
+            await asyncio.sleep(0)  # between the pieces of a large chunk other calls have their turn
+            return self._piece_of(self._rest)
         try:
             chunk = await (within(LINGER_SECONDS, chunks.__anext__()) if self.is_over else chunks.__anext__())
         except StopAsyncIteration:
@@ -104,7 +111,11 @@ class StreamRelay:
         self._size += len(chunk)
         if self._size > self._max_bytes:
             raise BackendBroken(f"The backend answered with more than {self._max_bytes} bytes, which is the limit.")
-        return chunk
+        return self._piece_of(chunk)
+
+    def _piece_of(self, chunk: bytes) -> bytes:
+        self._rest = chunk[PIECE_BYTES:]
+        return chunk[:PIECE_BYTES]
 
     def _end(self) -> bytes:
         """What the caller gets when the backend has sent all; a last event may lack its blank line."""

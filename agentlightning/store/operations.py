@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from pydantic import TypeAdapter
 
-__all__ = ["UNSET", "Unset", "Operation", "Route", "operation", "operations_of", "forward_operations"]
+__all__ = ["ALL_ITEMS", "UNSET", "Unset", "Operation", "Route", "operation", "operations_of", "forward_operations"]
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 StoreT = TypeVar("StoreT")
@@ -61,6 +61,9 @@ class Route:
 
 Who = Literal["admin", "runner", "attempt"]
 
+ALL_ITEMS = -1
+"""The limit that is none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
@@ -91,6 +94,12 @@ class Operation:
     def is_claim(self) -> bool:
         """Whether it gives out rollouts."""
         return "claim_id" in self.ids
+
+    @functools.cached_property
+    def is_query(self) -> bool:
+        """Whether the result is a page, of a length that the caller may choose."""
+        limit = self.signature.parameters.get("limit")
+        return limit is not None and limit.default == ALL_ITEMS
 
     def may_wait(self, arguments: Mapping[str, object]) -> bool:
         """Whether a call with these arguments may wait for something to happen."""

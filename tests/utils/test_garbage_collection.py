@@ -7,7 +7,7 @@ import pytest
 
 from agentlightning.execution import SharedMemoryExecutionStrategy
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
-from agentlightning.utils.server_launcher import CALM_THRESHOLDS, calm_collector
+from agentlightning.utils.server_launcher import CALM_THRESHOLDS, tune_process
 
 USUAL = (700, 10, 10)
 
@@ -29,7 +29,7 @@ def test_a_collector_that_is_rarer_or_off_is_left_alone(
 ) -> None:
     gc.set_threshold(*chosen)
 
-    calm_collector()
+    tune_process()
 
     assert gc.get_threshold() == expected
 

@@ -37,9 +37,8 @@ from agentlightning.store.http.retries import (
     RetryPolicy,
     is_passing,
 )
-from agentlightning.store.http.routes import ALL_ITEMS
 from agentlightning.store.notices import checked_kinds
-from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.store.operations import ALL_ITEMS, Operation, forward_operations, operations_of
 from agentlightning.types import (
     AttemptedRollout,
     EnqueueRolloutRequest,

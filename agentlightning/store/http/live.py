@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import orjson
@@ -203,11 +203,14 @@ class _LiveConnection:
         try:
             if op is None:
                 raise InvalidQuery(f"There is no store operation '{message.get('op')}'.")
-            codec = codec_of(op.name)
-            result = await self._service.call(codec, message.get("args", {}), self._permitted, self._authorization)
-            encode = codec.encode_brief if self._is_compact else codec.encode_result
-            is_long = isinstance(result, (PaginatedResult, list)) and len(result) > MOST_ITEMS_AT_ONCE
-            body = await asyncio.to_thread(encode, result) if is_long else encode(result)
+            service, codec = self._service, codec_of(op.name)
+            async with service.answers.room_for(op.name) if op.is_query else nullcontext():
+                result = await service.call(codec, message.get("args", {}), self._permitted, self._authorization)
+                encode = codec.encode_brief if self._is_compact else codec.encode_result
+                is_long = isinstance(result, (PaginatedResult, list)) and len(result) > MOST_ITEMS_AT_ONCE
+                body = await asyncio.to_thread(encode, result) if is_long else encode(result)
+                if op.is_query:
+                    service.answers.count(op.name, len(body))
             self._tell(b'{"id":%d,"result":%b}' % (number, body))
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
@@ -222,8 +225,8 @@ class _LiveConnection:
             self._tell(b'{"id":%d,"cursor":%d}' % (number, subscription.cursor))
             while True:
                 async for notice in subscription:
-                    self._tell_notice(number, notice)
                     await self._pace()
+                    self._tell_notice(number, notice)
                     if self._unsent_bytes > MOST_BACKLOG_BYTES and not await self._is_read_in_time():
                         break
                 else:
@@ -239,11 +242,17 @@ class _LiveConnection:
                 await subscription.aclose()
 
     async def _pace(self) -> None:
-        """Let changes gather for a moment, the longer the more follow them: each is not worth a frame for everyone."""
+        """Let changes gather for a moment, the longer the more follow them: each is not worth a frame for everyone.
+
+        Then wait for a turn, for what thousands of subscribers are told at once would hold up every other request. It
+        lasts until the caller awaits something.
+        """
         now, seconds = time.monotonic(), self._service.subscriptions * PACE_SECONDS
         if now - self._paced_at > seconds:
             await asyncio.sleep(seconds)
-            self._paced_at = now + seconds
+            await self._service.turns.acquire()
+            asyncio.get_running_loop().call_soon(self._service.turns.release)
+            self._paced_at = time.monotonic()
 
     async def _is_read_in_time(self) -> bool:
         """Wait until the client has read what was told to it; False if it took so long that it is to miss the rest."""

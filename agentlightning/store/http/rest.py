@@ -7,7 +7,9 @@ Whose attempt it is about is checked by the service once the arguments are known
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any
 
 from agentlightning.asgi.request import Disconnected, Message, Receive, Request, Send
@@ -18,7 +20,6 @@ from agentlightning.store.http.live import serve_live
 from agentlightning.store.http.otlp import JSON, encode_answer, ingest_traces, read_traces
 from agentlightning.store.http.otlp_messages import format_of
 from agentlightning.store.http.routes import (
-    ALL_ITEMS,
     DEFAULT_QUERY_LIMIT,
     LIVE_PATH,
     NOTICES_PATH,
@@ -28,6 +29,7 @@ from agentlightning.store.http.routes import (
 )
 from agentlightning.store.http.service import StoreService, is_page
 from agentlightning.store.http.tokens import Scope, check_permission, check_server_page, check_traces
+from agentlightning.store.operations import ALL_ITEMS
 
 __all__ = ["StoreRoutes"]
 
@@ -63,9 +65,10 @@ class StoreRoutes:
             await send(message)
 
         try:
-            response = await self._respond(request, watched_send)
-            if response is not None:
-                await response.send(watched_send, accept_encoding=request.header(b"accept-encoding"))
+            async with AsyncExitStack() as memory:
+                response = await self._respond(request, watched_send, memory)
+                if response is not None:
+                    await response.send(watched_send, accept_encoding=request.header(b"accept-encoding"))
         except Disconnected:
             return
         finally:
@@ -75,15 +78,19 @@ class StoreRoutes:
                 method, path = request.scope["method"], request.scope["path"]
                 logger.info("%s:%s %s %r %s %.1f ms", host, port, method, path, status, milliseconds)
 
-    async def _respond(self, request: Request, send: Send) -> Response | LargeResponse | None:
-        """The answer of a route of ours, or to a request that is refused; None once the framework has answered."""
+    async def _respond(self, request: Request, send: Send, memory: AsyncExitStack) -> Response | LargeResponse | None:
+        """The answer of a route of ours, or to a request that is refused; None once the framework has answered.
+
+        Args:
+            memory: Left when the answer has been sent.
+        """
         scope = request.scope
         is_read = scope["method"] in ("GET", "HEAD")
         try:
             self._service.callers.check(scope)
             is_public = is_read and is_page(scope["path"])
             permitted = Scope("admin") if is_public else self._service.admit(request.header(b"authorization"))
-            response = await self._routed(request, permitted)
+            response = await self._routed(request, permitted, memory)
             if response is None:
                 if is_read:
                     check_server_page(permitted, scope["path"])
@@ -94,12 +101,14 @@ class StoreRoutes:
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             return failure_of(error).response()
 
-    async def _routed(self, request: Request, permitted: Scope) -> Response | LargeResponse | None:
+    async def _routed(
+        self, request: Request, permitted: Scope, memory: AsyncExitStack
+    ) -> Response | LargeResponse | None:
         """The answer of a route of ours; None if the path is none of ours."""
         path, verb = request.scope["path"], request.scope["method"]
         found = route_table().find(verb, request.raw_path)
         if found is not None:
-            return await self._operation(request, permitted, *found)
+            return await self._operation(request, permitted, memory, *found)
         if path == TRACES_PATH and verb == "POST":
             return await self._traces(request, permitted)
         if path == NOTICES_PATH and verb == "GET":
@@ -114,26 +123,35 @@ class StoreRoutes:
         return None
 
     async def _operation(
-        self, request: Request, permitted: Scope, route: RestRoute, in_path: dict[str, str]
+        self, request: Request, permitted: Scope, memory: AsyncExitStack, route: RestRoute, in_path: dict[str, str]
     ) -> Response | LargeResponse:
         op, service = route.codec.op, self._service
         check_permission(permitted, op)
-        async with AsyncExitStack() as memory:
-            body = b"" if route.verb == "GET" else await memory.enter_async_context(self._body(request, permitted))
+        async with AsyncExitStack() as received:
+            body = b"" if route.verb == "GET" else await received.enter_async_context(self._body(request, permitted))
             parsed = await service.bodies.parse(body, parse_foreign_json) if body else None
             given = route.arguments(in_path, request.query, parsed)
             is_limited = route.is_query and "limit" not in given
             if is_limited:
                 given["limit"] = DEFAULT_QUERY_LIMIT
+            if op.is_query:
+                await memory.enter_async_context(service.answers.room_for(op.name))
             calling = service.call(route.codec, given, permitted, request.header(b"authorization"))
             if op.may_wait(given):
-                await memory.aclose()
+                await received.aclose()
                 calling = request.unless_disconnected(calling)
             result = await calling
             if is_limited and result.total <= DEFAULT_QUERY_LIMIT:
                 result.limit = ALL_ITEMS
         briefly = not route.is_old and _BRIEFLY in request.header(b"prefer").replace(" ", "").split(",")
-        return route.respond(result, briefly=briefly)
+        response = route.respond(result, briefly=briefly)
+        if not op.is_query:
+            return response
+        if isinstance(response, LargeResponse):
+            return LargeResponse(response.status, _counted(response.parts, partial(service.answers.count, op.name)))
+        service.answers.count(op.name, len(response.body))
+        await memory.aclose()
+        return response
 
     async def _traces(self, request: Request, permitted: Scope) -> Response:
         media_type = request.header(b"content-type").split(";")[0].strip().lower()
@@ -151,3 +169,12 @@ class StoreRoutes:
         service, limit = self._service, self._service.max_bytes(permitted)
         timeout = service.body_timeout_seconds
         return service.bodies.read(request, max_bytes=limit, timeout_seconds=timeout, is_json=is_json)
+
+
+def _counted(parts: Iterable[bytes], count: Callable[[int], None]) -> Iterator[bytes]:
+    """The parts as they are, and at each how much there was of them."""
+    size = 0
+    for part in parts:
+        size += len(part)
+        count(size)
+        yield part

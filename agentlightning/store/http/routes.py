@@ -28,8 +28,6 @@ LIVE_PATH = PREFIX + "/live"
 NOTICES_PATH = PREFIX + "/notices"
 DEFAULT_QUERY_LIMIT = 10_000
 """Items of a page whose length the caller does not say."""
-ALL_ITEMS = -1
-"""The limit that is none."""
 _WRAPPED = "get_next_span_sequence_id"
 """The operation whose answer under `/v1/agl` is an object with one field."""
 _JSON_TYPES = {list: "an array", str: "a string", bool: "a boolean"}
@@ -70,8 +68,7 @@ class RestRoute:
     @functools.cached_property
     def is_query(self) -> bool:
         """Whether the answer is a page, of a length that the caller may choose."""
-        limit = self.codec.op.signature.parameters.get("limit")
-        return limit is not None and limit.default == ALL_ITEMS and not self.is_old
+        return self.codec.op.is_query and not self.is_old
 
     def arguments(self, in_path: Mapping[str, str], query: Iterable[tuple[str, str]], body: Any) -> dict[str, Any]:
         """The arguments of a request as plain values, not validated yet; `body` is parsed, None if there was none."""

@@ -16,7 +16,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
-from agentlightning.asgi.bodies import LARGE_BYTES, Bodies
+from agentlightning.asgi.bodies import LARGE_BYTES, Answers, Bodies
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.dashboard import DASHBOARD_PATH
 from agentlightning.errors import InvalidQuery, InvalidValue, PayloadTooLarge, StoreUnavailable
@@ -53,6 +53,8 @@ MOST_NOTICES = 1000
 """In one answer; the rest follows with the next."""
 AT_HAND_SECONDS = 0.005
 """A notice that does not come within this time is not there yet."""
+SUBSCRIBERS_AT_ONCE = 4
+"""That are told of changes before other requests have their turn."""
 MOST_ID_CHARACTERS = 2048
 MOST_ITEMS = 10_000
 """Rollouts or spans in one call."""
@@ -93,8 +95,10 @@ class StoreService:
         self.max_request_bytes = max_request_bytes
         self.body_timeout_seconds = BODY_TIMEOUT_SECONDS
         self.bodies = Bodies()
+        self.answers = Answers()
         self.live_connections = 0
         self.subscriptions = 0
+        self.turns = asyncio.Semaphore(SUBSCRIBERS_AT_ONCE)
         self.is_closing = False
         """While it is set, nothing waits."""
         self.callers = CallerCheck(

@@ -41,7 +41,7 @@ __all__ = ["LightningStoreServer", "checked_token", "warn_if_open"]
 logger = logging.getLogger(__name__)
 
 PING_SECONDS = 20.0
-STARTUP_SECONDS = 10.0
+STARTUP_SECONDS = 60.0
 
 
 def _forwarded_method(op: Operation) -> Callable[..., Any]:

@@ -104,7 +104,7 @@ class InvalidValue(StoreError, ValueError):
 
 
 class RequestConflict(StoreError, ValueError):
-    """A request id was used again for a different operation."""
+    """An id was used again for a different operation or with different content."""
 
     http_status = 409
 

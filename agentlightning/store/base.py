@@ -104,7 +104,8 @@ class LightningStore:
         """Create a rollout with its first attempt, both `preparing`; it never enters the queue.
 
         Without `resources_id` it is bound to the latest resources; an id that does not exist is kept as it is. A second
-        call with the same two ids changes nothing and returns both as they are."""
+        call with the same two ids changes nothing and returns both as they are; with another input it is a
+        `RequestConflict`."""
 
     @operation("POST", "/queues/rollouts/enqueue-one", who="admin", ids="rollout_id", status=201)
     async def enqueue_rollout(
@@ -117,7 +118,9 @@ class LightningStore:
         *,
         rollout_id: str | None = None,
     ) -> Rollout:
-        """Create a rollout at the tail of the queue, unless there is one of this `rollout_id`; returns it as it is."""
+        """Create a rollout at the tail of the queue, unless there is one of this `rollout_id`; returns it as it is.
+
+        A `rollout_id` whose rollout has another input is a `RequestConflict`."""
 
     @operation("POST", "/queues/rollouts/enqueue", who="admin", many="rollouts", status=201)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:

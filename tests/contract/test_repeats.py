@@ -187,6 +187,40 @@ async def test_rollout_of_that_id_is_not_started_twice(store: LightningStore) ->
     assert (await store.get_rollout_by_id("mine")).input == "a"  # type: ignore[union-attr]
 
 
+REUSED: Mapping[str, dict[str, Any]] = {
+    "start_rollout": {"input": {"n": 2}, "rollout_id": "mine", "attempt_id": "one"},
+    "enqueue_rollout": {"input": {"n": 2}, "rollout_id": "mine"},
+    "enqueue_many_rollouts": {
+        "rollouts": [
+            EnqueueRolloutRequest(input="new", rollout_id="new"),
+            EnqueueRolloutRequest(input={"n": 2}, rollout_id="mine"),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("operation", REUSED)
+async def test_id_of_a_rollout_with_another_input_is_refused(store: LightningStore, operation: str) -> None:
+    first = await store.start_rollout({"n": 1}, rollout_id="mine", attempt_id="one")
+
+    with pytest.raises(RequestConflict, match="a rollout 'mine' with another input already") as refusal:
+        await store.perform(operation, REUSED[operation])
+
+    assert refusal.value.http_status == 409
+    assert await store.query_rollouts() == [first]
+
+
+async def test_rollout_that_is_sent_again_may_differ_in_all_but_its_input(store: LightningStore) -> None:
+    first = await store.enqueue_rollout({"n": [1, 2], "m": 0}, "train", rollout_id="mine", metadata={"group": "1"})
+    await store.add_resources(PROMPT)
+
+    again = await store.enqueue_rollout(
+        {"m": 0, "n": (1, 2)}, "train", None, RolloutConfig(max_attempts=2), {"group": "2"}, rollout_id="mine"
+    )
+
+    assert again == first
+
+
 async def test_attempt_cannot_be_called_latest(store: LightningStore) -> None:
     await store.enqueue_rollout("a", rollout_id="mine")
 

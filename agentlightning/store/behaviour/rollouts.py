@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, get_args
 
+import orjson
 from pydantic import ValidationError
 
 from agentlightning.errors import InvalidQuery, InvalidValue, NotFound, RequestConflict
@@ -20,6 +21,7 @@ from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.rollout_index import ROLLOUT_FIELDS, searched_text
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Setting, Transaction
+from agentlightning.store.values import as_json
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -143,6 +145,19 @@ def _new_rollout(
     return rollout
 
 
+def _check_repeat(existing: Rollout, input: TaskInput) -> None:
+    """Refuse an id that has another input; the rest may differ, since a program that resumes may be set up anew."""
+    given = input.input if type(input) is Task else input
+    try:
+        is_other = orjson.loads(as_json(given, "input")) != orjson.loads(as_json(existing.input, "input"))
+    except InvalidValue:  # an object that only memory keeps cannot be compared
+        return
+    if is_other:
+        raise RequestConflict(
+            f"There is a rollout '{existing.rollout_id}' with another input already; give each its own id."
+        )
+
+
 def start_rollout(
     tx: Transaction,
     now: float,
@@ -161,6 +176,7 @@ def start_rollout(
         attempt = next((each for each in tx.get_attempts(existing.rollout_id) if each.attempt_id == attempt_id), None)
         if attempt is None:
             raise RequestConflict(f"There is a rollout '{rollout_id}' already; use start_attempt to run it once more.")
+        _check_repeat(existing, input)
         return attempted(existing, attempt)
     new = _new_rollout(
         tx, now, "preparing", rollout_id or new_rollout_id(), input, mode, resources_id, config, metadata
@@ -184,6 +200,7 @@ def enqueue_rollout(
     else:
         existing = tx.get(Rollout, rollout_id)
         if existing is not None:
+            _check_repeat(existing, input)
             return existing
     rollout = _new_rollout(tx, now, "queuing", rollout_id, input, mode, resources_id, config, metadata)
     tx.push(rollout_id)

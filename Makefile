@@ -84,7 +84,7 @@ FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS) lowest)
 
 $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
 	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) tests/frameworks \
-		$(if $(filter openai%,$*),tests/instrumentation) $(call REPORT,frameworks-$*) $(ARGS)
+		$(if $(filter openai% lowest,$*),tests/instrumentation) $(call REPORT,frameworks-$*) $(ARGS)
 
 test-frameworks: $(addprefix frameworks-,$(FRAMEWORK_GROUPS)) ## Run agents of every framework we know, in environments of their own
 

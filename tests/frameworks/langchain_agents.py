@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import openai
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
@@ -24,6 +25,13 @@ def chat(stub_model: StubModel, **options: Any) -> ChatOpenAI:
         extra_body={"return_token_ids": True},
         **options,
     )
+
+
+def ask_without_langchain(stub_model: StubModel, text: str) -> str:
+    headers = {"Connection": "close"}
+    with openai.OpenAI(base_url=stub_model.openai_url, api_key="any", default_headers=headers) as client:
+        told = client.chat.completions.create(model="stub-model", messages=[{"role": "user", "content": text}])
+    return str(told.choices[0].message.content)
 
 
 @tool

@@ -18,6 +18,9 @@ from tests.stub_model.words import ToolCall, encode
 
 RUNS_IN = ("openai2", "lowest")
 
+# Its early releases copy their configuration so.
+pytestmark = pytest.mark.filterwarnings("ignore:The `copy` method is deprecated:DeprecationWarning")
+
 with warnings.catch_warnings():  # it uses what its own dependencies call deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
     autogen: Any = importlib.import_module("autogen")
@@ -106,26 +109,16 @@ def called_by(trace: Trace) -> list[str]:
 # ---------------------------------------------------------------------- chats
 
 
-@pytest.mark.claim(376)
-def test_chat_is_a_tree_of_replies_with_their_calls_and_tools(stub_model: StubModel) -> None:
+@pytest.mark.claim(376, 335, 295)
+def test_chat_is_a_tree_of_replies_that_tells_who_spoke_to_whom_and_by_which_framework(stub_model: StubModel) -> None:
     stub_model.script = Script([ASK_WEATHER, ANSWER])
     user, assistant = pair(stub_model)
 
     trace = observed(lambda: user.initiate_chat(assistant, message="Weather in Oslo?"))
 
     assert trace.shape == TOOL_CHAT
-    assert trace.result.summary == "It rains. "
     assert called_by(trace) == ["assistant", "assistant"]
     assert trace.named("user.chat").attributes == {"ag2.chat.sender": "user", "ag2.chat.recipient": "assistant"}
-
-
-@pytest.mark.claim(335, 295)
-def test_a_chat_tells_who_spoke_to_whom_and_by_which_framework(stub_model: StubModel) -> None:
-    stub_model.script = Script([ASK_WEATHER, ANSWER])
-    user, assistant = pair(stub_model)
-
-    trace = observed(lambda: user.initiate_chat(assistant, message="Weather in Oslo?"))
-
     between = [(handover.from_agent, handover.to_agent) for handover in handovers(trace.spans)]
     assert between == [("user", "assistant"), ("assistant", "user")] * 2
     assert detect_framework(trace.spans) is Framework.AG2

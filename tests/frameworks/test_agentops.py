@@ -7,12 +7,8 @@ import asyncio
 import builtins
 import importlib
 import json
-import socket
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import agentops
@@ -30,27 +26,15 @@ from agentlightning.instrumentation.agentops import (
     uninstrument_agentops,
 )
 from agentlightning.tracer import AgentOpsTracer
-from agentlightning.types import Span
-from tests.instrumentation.traces import Trace
+from tests.frameworks.fresh_process import told_by
+from tests.instrumentation.traces import Trace, spans_of
 from tests.stub_model.server import StubModel
 
 RUNS_IN = ("agentops",)
 
-ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.usefixtures("this_machine_only")
+
 IDS = {"return_token_ids": True}
-
-
-@pytest.fixture(autouse=True)
-def this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect = socket.socket.connect
-
-    def guarded(self: socket.socket, address: Any) -> None:
-        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1"):
-            pytest.fail(f"a connection to {address} was tried")
-        connect(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", guarded)
-    monkeypatch.setattr(socket.socket, "connect_ex", guarded)
 
 
 @pytest.fixture
@@ -69,13 +53,6 @@ def observed(function: Callable[[], Any], **options: Any) -> Trace:
         with tracer._trace_context_sync():
             result = function()
         return Trace(spans_of(tracer), result)
-
-
-def spans_of(tracer: AgentOpsTracer) -> list[Span]:
-    return [
-        Span.from_opentelemetry(span, "ro", "at", number)
-        for number, span in enumerate(tracer.get_last_trace(), start=1)
-    ]
 
 
 @pytest.mark.claim(291)
@@ -217,18 +194,18 @@ def test_agentops_does_not_shut_our_provider_down() -> None:
 
 
 def test_agentops_may_be_imported_after_the_tracer_was_made() -> None:
-    told = run("""
+    program = """
         from agentlightning.tracer import AgentOpsTracer
-        import sys
+        import json, sys
         with AgentOpsTracer().lifespan() as tracer:
             assert "agentops" not in sys.modules
             from agentops.sdk.decorators import operation
             with tracer._trace_context_sync():
                 operation(lambda: 1, name="late")()
-        print([span.name for span in tracer.get_last_trace()])
-    """)
+        print(json.dumps([span.name for span in tracer.get_last_trace()]))
+    """
 
-    assert told == "['late.task']\n"
+    assert told_by(program) == ["late.task"]
 
 
 def test_it_is_instrumented_once_and_says_so() -> None:
@@ -275,14 +252,6 @@ STARTED = """
 """
 
 
-def run(code: str, **values: Any) -> str:
-    given = "".join(f"{name} = {value!r}\n" for name, value in values.items())
-    command = [sys.executable, "-c", given + textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 CALLS = {
     "plain": "openai.OpenAI(base_url=MODEL).chat.completions.create(**ASKED)",
     "raw": "openai.OpenAI(base_url=MODEL).chat.completions.with_raw_response.create(**ASKED)",
@@ -299,8 +268,8 @@ def started(stub_model: StubModel, work: str, service_url: str, *, managed: bool
         "extra_body": IDS,
         "logprobs": True,
     }
-    code = f"{textwrap.dedent(STARTED)}\nmain({managed}, {service}, lambda openai: {work})"
-    return json.loads(run(code, MODEL=stub_model.openai_url, ASKED=asked, SERVICE=service_url))
+    given = f"MODEL, ASKED, SERVICE = {stub_model.openai_url!r}, {asked!r}, {service_url!r}\n"
+    return told_by(f"{given}{textwrap.dedent(STARTED)}\nmain({managed}, {service}, lambda openai: {work})")
 
 
 @pytest.fixture(scope="module")

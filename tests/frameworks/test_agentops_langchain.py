@@ -16,8 +16,7 @@ from agentlightning.instrumentation.agentops_langchain import (
     uninstrument_agentops_langchain,
 )
 from agentlightning.tracer import AgentOpsTracer
-from agentlightning.types import Span
-from tests.instrumentation.traces import Trace
+from tests.instrumentation.traces import Trace, spans_of
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
@@ -32,11 +31,6 @@ def instrumented() -> Iterator[None]:
     uninstrument_agentops_langchain()
 
 
-def trace_of(tracer: AgentOpsTracer) -> Trace:
-    spans = [Span.from_opentelemetry(span, "ro", "at", n) for n, span in enumerate(tracer.get_last_trace(), start=1)]
-    return Trace(spans)
-
-
 def weather(city: str) -> str:
     """The weather in a city."""
     return f"Sunny in {city}."
@@ -49,7 +43,7 @@ def run_agent(tracer: AgentOpsTracer, model: StubModel) -> Trace:
     with tracer._trace_context_sync():
         handler = tracer.get_langchain_handler(tags=["mine"])
         agent.invoke({"messages": [("user", "Weather?")]}, config={"callbacks": [handler]})
-    return trace_of(tracer)
+    return Trace(spans_of(tracer))
 
 
 def test_an_agent_with_the_handler_is_recorded_once(stub_model: StubModel) -> None:
@@ -69,7 +63,7 @@ def test_without_our_instrumentation_the_handler_is_agentops_own(stub_model: Stu
         with tracer._trace_context_sync():
             RunnableLambda(str, name="chained").invoke(1, config={"callbacks": [handler]})
 
-    (chain,) = trace_of(tracer).spans
+    (chain,) = spans_of(tracer)
     assert (type(handler), chain.name) == (LangchainCallbackHandler, "chain.chain")
 
 
@@ -78,7 +72,7 @@ def test_chains_are_recorded_by_name(instrumented: None) -> None:
         handler = LangchainCallbackHandler(api_key="dummy", auto_session=False)
         RunnableLambda(str, name="chained").invoke(1, config={"callbacks": [handler]})
 
-    (chain,) = trace_of(tracer).spans
+    (chain,) = spans_of(tracer)
     assert chain.attributes["langchain.chain.type"] == "chained"
     assert len(str(chain.attributes["langchain.chain.name"])) == len("3f0c3d8e-0000-0000-0000-000000000000")
 

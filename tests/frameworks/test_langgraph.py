@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import openai
 import pytest
 from langchain.agents import create_agent
-from langchain_core.callbacks import AsyncCallbackManager
+from langchain_core.callbacks import AsyncCallbackManager, AsyncCallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig, config
@@ -27,6 +27,7 @@ from tests.frameworks.contract import FrameworkContract, forecast, trace_of
 from tests.frameworks.langchain_agents import (
     CALL,
     agents_of,
+    ask_without_langchain,
     assert_ids_are_those_of,
     chat,
     question,
@@ -37,7 +38,7 @@ from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
-RUNS_IN = ("openai2", "openai3")
+RUNS_IN = ("openai2", "openai3", "lowest")
 
 # ---------------------------------------------------------------------- a graph that asks a database
 
@@ -171,7 +172,7 @@ async def run_streamed_async(agent: Any, city: str) -> Any:
 
 class TestLangGraph(FrameworkContract):
     package, patch = "langgraph", LangChainPatch
-    owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, config)
+    owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, AsyncCallbackManagerForLLMRun, config)
     module, steps = "agentlightning.instrumentation.frameworks.langchain_runs", ("Step",)
     ways = (run, run_async, run_streamed, run_streamed_async)
     tool, tool_error = "tool.tool", LookupError
@@ -245,15 +246,6 @@ class Notes(TypedDict):
     notes: Annotated[list[str], operator.add]
 
 
-def raw_answer(stub_model: StubModel, text: str) -> str:
-    """Without LangChain."""
-    with openai.OpenAI(
-        base_url=stub_model.openai_url, api_key="any", default_headers={"Connection": "close"}
-    ) as client:
-        told = client.chat.completions.create(model="stub-model", messages=[{"role": "user", "content": text}])
-    return str(told.choices[0].message.content)
-
-
 async def raw_answer_async(stub_model: StubModel, text: str) -> str:
     headers = {"Connection": "close"}
     async with openai.AsyncOpenAI(base_url=stub_model.openai_url, api_key="any", default_headers=headers) as client:
@@ -266,14 +258,14 @@ def fan(stub_model: StubModel) -> Any:
 
     def left(state: Notes) -> Any:
         chat(stub_model).invoke("left")
-        return {"notes": [raw_answer(stub_model, "left")]}
+        return {"notes": [ask_without_langchain(stub_model, "left")]}
 
     def right(state: Notes) -> Any:
-        return {"notes": [raw_answer(stub_model, "right")]}
+        return {"notes": [ask_without_langchain(stub_model, "right")]}
 
     def judge(state: Notes) -> Any:
         emit_reward(1.0)
-        return {"notes": [raw_answer(stub_model, "judge")]}
+        return {"notes": [ask_without_langchain(stub_model, "judge")]}
 
     builder = StateGraph(Notes).add_node(left).add_node(right).add_node(judge)
     builder.add_edge(START, "left").add_edge(START, "right").add_edge(["left", "right"], "judge")
@@ -417,7 +409,7 @@ def test_reader_of_a_graph_does_not_work_beneath_it(stub_model: StubModel) -> No
     def read() -> None:
         parts: Iterator[Any] = fan(stub_model).stream({"notes": []}, stream_mode="values")
         for _ in parts:
-            raw_answer(stub_model, "between")
+            ask_without_langchain(stub_model, "between")
 
     trace = observed(read)
 
@@ -434,8 +426,8 @@ async def test_reader_of_an_asynchronous_graph_does_not_work_beneath_it(stub_mod
 
     async def read() -> None:
         async for _ in graph.astream(question()):
-            raw_answer(stub_model, "between")
-        raw_answer(stub_model, "after")
+            ask_without_langchain(stub_model, "between")
+        ask_without_langchain(stub_model, "after")
 
     trace = await observed_async(read)
 

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import sys
-import types
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -24,14 +23,15 @@ from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler, HTTPHandler
 from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch, instrument_litellm, uninstrument_litellm
 from agentlightning.instrumentation.steps import agent_step
 from agentlightning.tracer import OtelTracer
-from tests.frameworks.contract import trace_of
+from tests.frameworks.contract import BACKEND_ERRORS, evidence_of, trace_of, unobserved
 from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.traces import Trace, observed, observed_async
-from tests.stub_model.script import Answer, Failure, Script
+from tests.stub_model.raw import held_until_read
+from tests.stub_model.script import Answer, Failure, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode, id_of
 
-RUNS_IN = ("openai2", "litellm")
+RUNS_IN = ("openai2", "litellm", "lowest")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Item 'summary' on TypedDict class:UserWarning",
@@ -114,18 +114,7 @@ def test_a_call_is_one_span_whatever_the_provider(stub_model: StubModel, provide
     check_token_ids(trace, provider)
 
 
-@pytest.fixture
-def no_mcp_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CrewAI needs mcp 1, with which LiteLLM cannot import its gateway; it wants to whenever there are tools."""
-    gateway = types.SimpleNamespace(should_use_litellm_mcp_gateway=lambda **kwargs: False)
-    for name in ("litellm_proxy_mcp_handler", "chat_completions_handler"):
-        module: Any = types.ModuleType(f"litellm.responses.mcp.{name}")
-        module.LiteLLM_Proxy_MCP_Handler, module.acompletion_with_mcp = gateway, None
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-
-
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.usefixtures("no_mcp_gateway")
 def test_tool_calls_are_told(stub_model: StubModel, provider: str) -> None:
     stub_model.script = Script([Answer("", (ToolCall.of("weather", city="Oslo"),))])
 
@@ -137,15 +126,24 @@ def test_tool_calls_are_told(stub_model: StubModel, provider: str) -> None:
     assert json.loads(str(call.attributes["gen_ai.completion.0.tool_calls.0.arguments"])) == {"city": "Oslo"}
 
 
+@pytest.mark.parametrize("failure", BACKEND_ERRORS.values(), ids=BACKEND_ERRORS)
+@pytest.mark.parametrize("way", [call, call_streamed_async])
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_failed_call_is_one_span_with_its_error(stub_model: StubModel, provider: str) -> None:
-    stub_model.script = Script([Failure(400, "No such luck.")])
+def test_backend_error_reaches_the_program_unchanged(
+    stub_model: StubModel, provider: str, way: Any, failure: Turn
+) -> None:
+    stub_model.script = Script(lambda request: failure)
+    asked = functools.partial(way, max_retries=0, **to(stub_model, provider))
+    with pytest.raises(Exception) as plain:  # noqa: PT011 # LiteLLM has one for each
+        unobserved(asked)
+    request_count = len(stub_model.requests)
 
-    trace = observed(completion, max_retries=0, **to(stub_model, provider))
+    trace = trace_of(asked)
 
-    (call,) = trace.spans
-    assert isinstance(trace.error, litellm.BadRequestError)
-    assert (call.name, call.status.status_code) == ("openai.chat.completion", "ERROR")
+    assert (type(trace.error), evidence_of(trace.error)) == (plain.type, evidence_of(plain.value))
+    assert len(stub_model.requests) == 2 * request_count
+    assert [span.name for span in trace.spans] == ["openai.chat.completion"] * request_count
+    assert {span.status.status_code for span in trace.spans} == {"ERROR"}
 
 
 @pytest.mark.parametrize("provider", ["hosted_vllm", "anthropic"])
@@ -210,7 +208,6 @@ def test_text_completions_and_embeddings_are_one_span_each(stub_model: StubModel
     ("provider", "name"),
     [("openai", "openai.responses"), ("hosted_vllm", "openai.responses"), ("anthropic", "openai.chat.completion")],
 )
-@pytest.mark.usefixtures("no_mcp_gateway")
 async def test_responses_are_one_span_each(stub_model: StubModel, provider: str, name: str) -> None:
     options = {k: v for k, v in to(stub_model, provider).items() if k not in ("messages", "extra_body")}
     options["input"] = "Hello there"
@@ -227,6 +224,7 @@ async def test_responses_are_one_span_each(stub_model: StubModel, provider: str,
 
     assert [trace.error for trace in traces] == [None] * 4
     assert [told(trace) for trace in traces] == [(name, provider, "Hello there", "Hello there")] * 4
+    assert [len(trace.triplets()) for trace in traces] == [1] * 4
 
 
 class Parrot(CustomLLM):
@@ -377,6 +375,32 @@ def test_litellm_is_not_imported_for_us_and_is_recorded_when_it_is(stub_model: S
     """
 
     assert told_by(program, stub_model.openai_url) == [False, ["openai.chat.completion"]]
+
+
+READER = """
+import asyncio, json, sys, httpx
+from agentlightning.tracer import OtelTracer
+
+async def main(url):
+    import litellm
+    asked = {"messages": [{"role": "user", "content": "hi"}], "api_key": "x", "api_base": url}
+    async with httpx.AsyncClient() as client:
+        for provider in ("openai", "hosted_vllm"):
+            stream = await litellm.acompletion(model=f"{provider}/stub-model", stream=True, **asked)
+            assert (await anext(stream)).choices[0].delta.content == "One"
+            await client.post(f"{url}/chat/completions", json={"messages": []})
+            [chunk async for chunk in stream]
+    return True
+
+tracer = OtelTracer()
+with tracer.lifespan(), tracer._trace_context_sync():
+    print(json.dumps(asyncio.run(main(sys.argv[1]))))
+"""
+
+
+def test_the_first_stream_of_a_process_is_live(stub_model: StubModel) -> None:
+    stub_model.script = Script([held_until_read()], repeats_last=True)
+    assert told_by(READER, stub_model.openai_url) is True
 
 
 # ---------------------------------------------------------------------- what LiteLLM exports

@@ -3,7 +3,7 @@
 from tests.llm_proxy.fixtures import door as door
 from tests.llm_proxy.openai_suite import OpenAIChatSuite, OpenAIErrorsSuite, OpenAIOtherSuite
 
-RUNS_IN = ("openai2", "openai3")
+RUNS_IN = ("openai2", "openai3", "lowest")
 
 
 class TestOpenAIChat(OpenAIChatSuite):

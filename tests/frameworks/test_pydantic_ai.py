@@ -1,6 +1,7 @@
 """Agents of PydanticAI: `agentlightning.instrumentation.frameworks.pydantic_ai`."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,11 @@ from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
-RUNS_IN = ("openai3",)
+RUNS_IN = ("openai3", "lowest")
 
+IS_LOWEST = os.environ["AGL_FRAMEWORK_GROUP"] == "lowest"
+# Its 2.0 does not go with anthropic 1.0, which is not of our extra.
+OTHER_DIALECTS = ["openai.responses"] if IS_LOWEST else ["openai.responses", "anthropic.messages"]
 SETTINGS: Any = {"extra_body": {"return_token_ids": True}}
 
 
@@ -104,7 +108,9 @@ def _on_own_loop(work: Callable[[], Any]) -> Any:
 class TestPydanticAI(FrameworkContract):
     package, patch = "pydantic_ai", PydanticAIPatch
     owners = (Agent, ToolManager)
-    ways = (run, run_sync, run_stream, run_stream_sync, run_stream_events, iterate)
+    ways = (run, run_sync, run_stream, run_stream_events, iterate)
+    if not IS_LOWEST:  # its 2.0 leaves these runs open, and their agent unrecorded
+        ways = (*ways, run_stream_sync)
     tool_error = LookupError
 
     def agent(self, model: StubModel, name: str) -> Agent[None, Any]:
@@ -115,12 +121,13 @@ class TestPydanticAI(FrameworkContract):
 
 
 @pytest.mark.parametrize("way", [run, run_stream])
-@pytest.mark.parametrize("dialect", ["openai.responses", "anthropic.messages"])
+@pytest.mark.parametrize("dialect", OTHER_DIALECTS)
 async def test_other_models_are_seen_alike(stub_model: StubModel, dialect: str, way: Callable[..., Any]) -> None:
     stub_model.script = Script(forecast)
     trace = await observed_async(way, make_forecaster(model_of(stub_model, dialect)))
     assert trace.result == "I found rain in Oslo."
     assert trace.shape == ["forecaster.agent [forecaster]", [dialect], ["weather.tool"], [dialect]]
+    assert [triplet.metadata["agent_name"] for triplet in trace.triplets()] == ["forecaster"] * 2
 
 
 async def test_agent_that_a_tool_asks_works_beneath_that_tool(stub_model: StubModel) -> None:
@@ -180,11 +187,6 @@ async def test_tool_that_is_called_wrongly_is_marked(stub_model: StubModel, fore
     stub_model.script = Script([Answer("", (ToolCall.of("weather", town="Oslo"),)), "Done."])
     trace = await observed_async(run, forecaster)
     assert [tool.status.status_code for tool in trace.tools] == ["ERROR"]
-
-
-async def test_tool_that_raises_ends_the_run(forecaster: Agent[None, Any]) -> None:
-    trace = await observed_async(run, forecaster, "Atlantis")
-    assert trace.named("forecaster.agent").status.description == "LookupError: no such city"
 
 
 async def test_tool_that_waits_for_approval_has_not_failed(stub_model: StubModel) -> None:

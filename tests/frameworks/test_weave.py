@@ -2,10 +2,6 @@
 
 import asyncio
 import importlib
-import socket
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,26 +16,19 @@ from agentlightning.errors import TracingError
 from agentlightning.instrumentation.weave import WeavePatch
 from agentlightning.tracer import OtelTracer
 from agentlightning.tracer.weave import WeaveTracer
-from agentlightning.types import Span
-from tests.instrumentation.traces import Trace
+from tests.frameworks.fresh_process import told_by
+from tests.instrumentation.traces import Trace, spans_of
 from tests.stub_model.server import StubModel
 
 RUNS_IN = ("agentops",)
+
+pytestmark = pytest.mark.usefixtures("this_machine_only")
 
 CONTEXT = importlib.import_module("weave.trace.context.weave_client_context")
 
 
 @pytest.fixture(autouse=True)
-def this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect = socket.socket.connect
-
-    def guarded(self: socket.socket, address: Any) -> None:
-        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1"):
-            pytest.fail(f"a connection to {address} was tried")
-        connect(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", guarded)
-    monkeypatch.setattr(socket.socket, "connect_ex", guarded)
+def no_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
 
 
@@ -52,13 +41,6 @@ def observed(function: Callable[[], Any], **options: Any) -> Trace:
         except Exception as caught:
             error = caught
         return Trace(spans_of(tracer), result, error)
-
-
-def spans_of(tracer: OtelTracer) -> list[Span]:
-    return [
-        Span.from_opentelemetry(span, "ro", "at", number)
-        for number, span in enumerate(tracer.get_last_trace(), start=1)
-    ]
 
 
 class Verdict(BaseModel):
@@ -187,8 +169,8 @@ def test_the_service_is_missed_in_words() -> None:
 
 
 def test_nobody_is_asked_for_also_when_the_process_ends() -> None:
-    code = """
-        import os, socket
+    program = """
+        import json, os, socket
         socket.getaddrinfo = lambda *args, **kwargs: os._exit(7)
         from agentlightning.tracer.weave import WeaveTracer
         with WeaveTracer().lifespan() as tracer:
@@ -196,12 +178,10 @@ def test_nobody_is_asked_for_also_when_the_process_ends() -> None:
             weave.init("anyone/anything")
             with tracer._trace_context_sync():
                 weave.op(lambda x: x + 1, name="add")(1)
-        print([span.name for span in tracer.get_last_trace()])
+        print(json.dumps([span.name for span in tracer.get_last_trace()]))
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    assert (done.returncode, done.stdout) == (0, "['add']\n"), done.stderr
+    assert told_by(program) == ["add"]
 
 
 class Service:

@@ -14,8 +14,8 @@ import pytest
 from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.sdk_calls import USER, Asking, AskingAnthropic, AskingOpenAI
 from tests.instrumentation.traces import Trace, observed, observed_async
-from tests.stub_model.raw import DONE, LAST_CHUNK, STREAM_HEAD, Connection, chunk, response
-from tests.stub_model.script import Answer, Failure, Request, Script
+from tests.stub_model.raw import held_until_read
+from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel
 
 LONG = Answer("One two three four five six.", pause_seconds=0.01)
@@ -329,11 +329,6 @@ def test_a_response_that_was_read_can_be_pickled(stub_model: StubModel) -> None:
 
 # ---------------------------------------------------------------------- the first stream of a process
 
-FIRST_EVENTS = {
-    "completions": b'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "One"}}]}\n\n',
-    "responses": b'event: e\ndata: {"type": "response.output_text.delta", "delta": "One", "sequence_number": 1}\n\n',
-    "messages": b'event: content_block_delta\ndata: {"type": "content_block_delta", "index": 0, "delta": {}}\n\n',
-}
 READER = """
 import asyncio, json, sys
 from agentlightning.tracer import OtelTracer
@@ -360,20 +355,5 @@ with tracer.lifespan(), tracer._trace_context_sync():
 
 
 def test_the_first_stream_of_a_process_is_live(stub_model: StubModel) -> None:
-    """The server goes on when the reader of an event asks for more; who read late would wait for ever."""
-    has_read = asyncio.Event()
-
-    async def answer(request: Request, connection: Connection) -> None:
-        if not request.is_streaming:
-            has_read.set()
-            await connection.send(response(b'{"id": "c", "choices": []}'))
-            return
-        kind = request.path.rpartition("/")[2]
-        await connection.send(STREAM_HEAD, chunk(FIRST_EVENTS[kind]))
-        await has_read.wait()
-        has_read.clear()
-        await connection.send(*([] if kind == "messages" else [chunk(DONE)]), LAST_CHUNK)
-
-    stub_model.script = Script([answer], repeats_last=True)
-
+    stub_model.script = Script([held_until_read()], repeats_last=True)
     assert told_by(READER, stub_model.url) == 3

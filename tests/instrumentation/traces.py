@@ -62,7 +62,7 @@ def observed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
                 result = function(*args, **kwargs)
         except Exception as caught:
             error = caught
-        return Trace(_spans_of(tracer), result, error)
+        return Trace(spans_of(tracer), result, error)
 
 
 async def observed_async(function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Trace:
@@ -74,10 +74,11 @@ async def observed_async(function: Callable[..., Awaitable[Any]], *args: Any, **
                 result = await function(*args, **kwargs)
         except Exception as caught:
             error = caught
-        return Trace(_spans_of(tracer), result, error)
+        return Trace(spans_of(tracer), result, error)
 
 
-def _spans_of(tracer: OtelTracer) -> list[Span]:
+def spans_of(tracer: OtelTracer) -> list[Span]:
+    """What the tracer recorded last, as spans of a rollout."""
     return [
         Span.from_opentelemetry(span, "ro-test", "at-test", number)
         for number, span in enumerate(tracer.get_last_trace(), start=1)

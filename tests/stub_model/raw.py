@@ -136,3 +136,28 @@ def event(text: str | None = None, finish_reason: str | None = None, **more: Any
 
 FINE = streamed(event("fi"), event("ne"), event(None, "stop"), DONE)
 """A proper stream."""
+
+
+FIRST_EVENTS = {
+    "completions": b'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "One"}}]}\n\n',
+    "responses": b'event: e\ndata: {"type": "response.output_text.delta", "delta": "One", "sequence_number": 1}\n\n',
+    "messages": b'event: content_block_delta\ndata: {"type": "content_block_delta", "index": 0, "delta": {}}\n\n',
+}
+
+
+def held_until_read() -> Handler:
+    """Streams of one event that end when their reader sends another request: who reads late waits for ever."""
+    has_read = asyncio.Event()
+
+    async def answer(request: Request, connection: Connection) -> None:
+        if not request.is_streaming:
+            has_read.set()
+            await connection.send(response(b'{"id": "c", "choices": []}'))
+            return
+        kind = request.path.rpartition("/")[2]
+        await connection.send(STREAM_HEAD, chunk(FIRST_EVENTS[kind]))
+        await has_read.wait()
+        has_read.clear()
+        await connection.send(*([] if kind == "messages" else [chunk(DONE)]), LAST_CHUNK)
+
+    return answer

@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,15 +15,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn.server
 from hypothesis import settings
 
 from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
-from tests import postgres
+from tests import postgres, warm_python
 from tests.stub_model.server import StubModel, running
 
-# The same examples each time, however long one takes: a test that fails must fail again.
-settings.register_profile("same", derandomize=True, deadline=None)
+# The same examples each time, however long one takes: a test that fails must fail again. More of them look closer.
+EXAMPLES = int(os.environ.get("AGL_TEST_EXAMPLES", "30"))
+settings.register_profile("same", derandomize=True, deadline=None, max_examples=EXAMPLES, database=None)
 settings.load_profile("same")
 
 # Hundreds of tests start Python: where compiled code is not kept, each of them compiles the package anew. This is read
@@ -87,15 +88,20 @@ def own_logging() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_servers() -> Iterator[None]:
-    """Servers look every 5 ms whether they should stop and what still runs; uvicorn's 100 ms add up over the tests."""
-
-    async def sleep(seconds: float) -> None:
-        await asyncio.sleep(min(seconds, 0.005))
-
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(uvicorn.server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+def quick_engines() -> Iterator[None]:
+    """An engine's process is a fork of one that has imported torch, which takes two seconds."""
+    if sys.platform == "linux":
+        with pytest.MonkeyPatch.context() as patches:
+            forked = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
+            patches.setattr(asyncio.unix_events, "subprocess", forked)
+            yield
+    else:
         yield
+
+
+def _start(command: list[str], **options: Any) -> "subprocess.Popen[Any]":
+    is_engine = list(command[:3]) == [sys.executable, "-m", "agentlightning.engine.process"]
+    return (warm_python.TorchPopen if is_engine else subprocess.Popen)(command, **options)
 
 
 @pytest.fixture(scope="module", autouse=True)

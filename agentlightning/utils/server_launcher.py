@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from multiprocessing.synchronize import Event as ProcessEvent
 
-    import uvicorn
+    from agentlightning.utils.uvicorn_server import StoppableServer
 
 __all__ = [
     "UNOBSERVED",
@@ -141,7 +141,7 @@ class PythonServerLauncher:
         """
         self.app = app
         self.args = args
-        self.server: uvicorn.Server | None = None
+        self.server: StoppableServer | None = None
         self._serve_context = serve_context
         self._socket: socket.socket | None = None
         self._port = args.port or 0
@@ -194,7 +194,7 @@ class PythonServerLauncher:
     async def stop(self) -> None:
         """Finish requests in flight and stop; does nothing if nothing runs."""
         if self.server is not None:
-            self.server.should_exit = True
+            self.server.stop()
         if self._serving is not None:
             await self._until_served(self._serving)
         if self._thread is not None:
@@ -255,7 +255,7 @@ class PythonServerLauncher:
         else:
             self._serving = asyncio.create_task(self._serve(self.server), name="agl-server")
 
-    async def _serve(self, server: "uvicorn.Server") -> None:
+    async def _serve(self, server: "StoppableServer") -> None:
         async with self._serve_context or contextlib.nullcontext():
             await server.serve(sockets=[self._socket] if self._socket is not None else None)
 
@@ -350,26 +350,10 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _new_server(app: Application, args: PythonServerLauncherArgs) -> "uvicorn.Server":
+def _new_server(app: Application, args: PythonServerLauncherArgs) -> "StoppableServer":
     import uvicorn
 
-    class Server(uvicorn.Server):
-        """Leaves signals to whoever runs the launcher."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if begin_shutdown is not None:
-                begin_shutdown()
-            await super().shutdown(sockets)
-            # uvicorn leaves connections whose request outlasted its patience, and those it took while it was closing.
-            for connection in tuple(self.server_state.connections):
-                connection.transport.abort()
-            await asyncio.sleep(0)
-
-    begin_shutdown = getattr(app, "begin_shutdown", None)
+    from agentlightning.utils.uvicorn_server import StoppableServer
 
     config = uvicorn.Config(
         app,
@@ -380,7 +364,7 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "uvicorn.Se
         timeout_graceful_shutdown=max(int(args.thread_join_timeout / 2), 1),
         **{"http": LIMITED_PROTOCOL, **args.uvicorn_options},
     )
-    return Server(config)
+    return StoppableServer(config, getattr(app, "begin_shutdown", None))
 
 
 def _check_health(url: str) -> None:
@@ -411,7 +395,7 @@ def _serve_process(
         if await until(lambda: server.started, beside=serving, interval_seconds=_POLL_SECONDS):
             ready.set()
         await until(leave.is_set, beside=serving)
-        server.should_exit = True
+        server.stop()
         await serving
 
     leave_with_parent(leave_in_time)

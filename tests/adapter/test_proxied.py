@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.adapter import (
@@ -289,7 +289,6 @@ def number_of(response_id: str | None) -> int:
     return int(response_id[1:])
 
 
-@settings(max_examples=150, deadline=None)
 @given(recordings(), st.integers(0, 100))
 def test_every_call_is_counted_once(made: Recorded, seed: int) -> None:
     spans = random.Random(seed).sample(made.spans, len(made.spans))
@@ -304,7 +303,6 @@ def test_every_call_is_counted_once(made: Recorded, seed: int) -> None:
         assert triplet.metadata["agent_name"] == made.agents[number]
 
 
-@settings(max_examples=150, deadline=None)
 @given(recordings(), st.integers(0, 100))
 def test_every_call_with_tokens_is_in_one_sequence(made: Recorded, seed: int) -> None:
     spans = random.Random(seed).sample(made.spans, len(made.spans))
@@ -319,7 +317,6 @@ def test_every_call_with_tokens_is_in_one_sequence(made: Recorded, seed: int) ->
     assert sorted(accounted) == sorted(one.span_id for one in spans if one.name in names)
 
 
-@settings(max_examples=100, deadline=None)
 @given(recordings(), st.sampled_from(["solver", "critic", "writer"]))
 def test_the_calls_of_one_agent_are_all_found(made: Recorded, agent: str) -> None:
     triplets = TracerTraceToTriplet(agent_match=agent).adapt(made.spans)
@@ -329,7 +326,6 @@ def test_the_calls_of_one_agent_are_all_found(made: Recorded, agent: str) -> Non
     assert len(triplets) == len(expected)
 
 
-@settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_every_call_is_one_conversation_and_one_triplet_of_the_proxy(made: Recorded) -> None:
     said = sorted(talk["messages"][0]["content"] for talk in TraceToMessages().adapt(made.spans))

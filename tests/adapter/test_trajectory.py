@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -259,7 +259,6 @@ def conversations(draw: st.DrawFn) -> list[Span]:
     return talk.spans
 
 
-@settings(max_examples=80, deadline=None)
 @given(conversations())
 def test_every_call_is_in_one_sequence_or_dropped(spans: list[Span]) -> None:
     trajectory = TraceToTrajectory().adapt(spans)
@@ -271,7 +270,6 @@ def test_every_call_is_in_one_sequence_or_dropped(spans: list[Span]) -> None:
     assert [found.sequence for found in trajectory.breaks] == list(range(1, len(trajectory.sequences)))
 
 
-@settings(max_examples=80, deadline=None)
 @given(conversations())
 def test_merging_changes_no_token(spans: list[Span]) -> None:
     by_id = {one.span_id: one.attributes for one in spans}
@@ -287,7 +285,6 @@ def test_merging_changes_no_token(spans: list[Span]) -> None:
         assert sum(sequence.loss_mask) == len(sampled)
 
 
-@settings(max_examples=40, deadline=None)
 @given(conversations(), st.integers(0, 100))
 def test_the_order_of_the_spans_does_not_matter(spans: list[Span], seed: int) -> None:
     shuffled = random.Random(seed).sample(spans, len(spans))
@@ -295,7 +292,6 @@ def test_the_order_of_the_spans_does_not_matter(spans: list[Span], seed: int) ->
     assert TraceToTrajectory().adapt(shuffled) == TraceToTrajectory().adapt(spans)
 
 
-@settings(max_examples=40, deadline=None)
 @given(conversations())
 def test_a_call_begins_anew_only_if_no_open_sequence_of_its_agent_fits(spans: list[Span]) -> None:
     trajectory = TraceToTrajectory().adapt(spans)

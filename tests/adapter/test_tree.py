@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.adapter.tree import TraceTree
@@ -207,7 +207,6 @@ def shape(tree: TraceTree) -> dict[str, list[str]]:
     return {node.id: [child.id for child in node.children] for node in tree.traverse()}
 
 
-@settings(max_examples=150, deadline=None)
 @given(traces())
 def test_repair_does_what_comparing_all_pairs_does(spans: list[Span]) -> None:
     fast, naive = TraceTree.from_spans(spans), TraceTree.from_spans(spans)
@@ -218,7 +217,6 @@ def test_repair_does_what_comparing_all_pairs_does(spans: list[Span]) -> None:
     assert shape(fast) == shape(naive)
 
 
-@settings(max_examples=40, deadline=None)
 @given(traces(), st.data())
 def test_any_circle_of_parents_is_refused(spans: list[Span], data: st.DataObject) -> None:
     start = data.draw(st.sampled_from(spans))
@@ -305,7 +303,6 @@ def naive_calls(
     return found
 
 
-@settings(max_examples=80, deadline=None)
 @given(traces())
 def test_calls_are_found_as_the_rule_says(spans: list[Span]) -> None:
     expected = naive_calls(TraceTree.from_spans(spans), None, set())
@@ -348,7 +345,6 @@ def naive_match(nodes: list[TraceTree]) -> dict[str, float | None]:
     return rewards
 
 
-@settings(max_examples=120, deadline=None)
 @given(traces(most=20))
 def test_rewards_are_matched_as_looking_back_would(spans: list[Span]) -> None:
     tree = TraceTree.from_spans(spans)

@@ -13,6 +13,7 @@ import pytest
 from agentlightning.cli import main
 from agentlightning.cli.demo import _part
 from agentlightning.utils.installation import install_command
+from tests import warm_python
 
 PATIENCE_SECONDS = 240
 HELD_OUT_TASKS = 8
@@ -27,7 +28,7 @@ sys.exit(main(["demo", *sys.argv[1:]]))
 
 def demo(*options: str) -> str:
     command = [sys.executable, "-c", WITH_FEW_TASKS, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = warm_python.run(command, timeout=PATIENCE_SECONDS, kind=warm_python.TorchPopen)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -104,7 +105,7 @@ def test_the_control_is_trained_with_rewards_by_chance_and_gains_nothing(tmp_pat
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the demo trains a model")
     command = [sys.executable, "-m", "agentlightning.cli", "demo", "--folder", str(tmp_path), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with warm_python.TorchPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         next(line for line in process.stdout if json.loads(line)["event"] == "rollout")
 
@@ -124,7 +125,7 @@ def test_training_of_the_example_is_a_script_of_its_own(tmp_path: Path) -> None:
     script = Path(_part("tasks").__file__ or "").parent / "train.py"
     command = [sys.executable, str(script), "--steps", "1", "--held-out", "8", "--folder", "calc"]
 
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = warm_python.run(command, cwd=tmp_path, timeout=PATIENCE_SECONDS, kind=warm_python.TorchPopen)
 
     assert done.returncode == 0, done.stderr[-2000:]
     assert "held-out reward before: 0." in done.stdout

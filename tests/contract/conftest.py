@@ -31,8 +31,19 @@ REMOTE = {
 }
 """The same over the network: the back end of the server, and the client's transport."""
 
+IN_EVERY_SUITE = ("memory", "sqlite", "postgres", "client-memory")
+"""The others are the same code with another wrapper or setting."""
+SUITES_OF_ALL = ("test_rollouts", "test_spans", "test_records")
+"""Between them they call every kind of operation; `test_model` and `test_threads` have lists of their own."""
 
-@pytest.fixture(params=[*BACKENDS, *REMOTE])
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "store" in metafunc.fixturenames:
+        is_for_all = metafunc.module.__name__.rpartition(".")[2] in SUITES_OF_ALL
+        metafunc.parametrize("store", [*BACKENDS, *REMOTE] if is_for_all else IN_EVERY_SUITE, indirect=True)
+
+
+@pytest.fixture
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Callable[[], float]
 ) -> AsyncIterator[LightningStore]:

@@ -294,7 +294,7 @@ def test_store_behaves_as_the_model_whatever_is_done(backend: str) -> None:
     machine = type("Machine", (StoreMachine,), {"build": staticmethod(BACKENDS[backend])})
     case: Any = machine.TestCase  # type: ignore[attr-defined]
     case.settings = settings(
-        max_examples=25,
+        max_examples=12,
         stateful_step_count=30,
         deadline=None,
         derandomize=True,

@@ -16,6 +16,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.e2e.server_process import LASTING
+
 __all__ = ["LOOK_SECONDS", "PATIENCE_SECONDS", "Page", "chromium_path", "open_page", "running_browser"]
 
 PATIENCE_SECONDS = 30.0
@@ -57,9 +59,11 @@ def running_browser(folder: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    LASTING.add(process.pid)
     try:
         yield _devtools_address(process, folder / "DevToolsActivePort")
     finally:
+        LASTING.discard(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(PATIENCE_SECONDS)

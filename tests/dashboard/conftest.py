@@ -1,7 +1,6 @@
 """What the tests of the dashboard share: a browser, pages, servers on free ports, and stores with something in them."""
 
 import fcntl
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreServer, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, Span
+from tests import warm_python
 from tests.dashboard.browser import Page, chromium_path, open_page, running_browser
 
 Serve = Callable[..., Awaitable[LightningStoreServer]]
@@ -20,9 +20,9 @@ TRAINING_SECONDS = 300.0
 """How long the training of `trained_file` may take."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def devtools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One browser for the tests of a module."""
+    """One browser for all tests of a process."""
     if chromium_path() is None:
         pytest.skip("There is no Chromium on this machine; install it with `make browser`.")
     with running_browser(tmp_path_factory.mktemp("chromium")) as address:
@@ -65,7 +65,7 @@ def trained_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not file.exists():
             made = folder / "training.db"
             command = [sys.executable, "-m", "tests.dashboard.training", str(made)]
-            subprocess.run(command, check=True, timeout=TRAINING_SECONDS, capture_output=True)
+            warm_python.run(command, check=True, timeout=TRAINING_SECONDS, kind=warm_python.TorchPopen)
             made.rename(file)
     return file
 

@@ -21,6 +21,7 @@ import pytest
 
 from agentlightning.cli import main
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer, SqliteLightningStore
+from tests import warm_python
 from tests.dashboard.browser import LOOK_SECONDS, PATIENCE_SECONDS, Page, open_page
 from tests.dashboard.conftest import finished
 
@@ -52,7 +53,7 @@ def environment(**variables: str) -> dict[str, str]:
 def running(path: Path, *options: str, **variables: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """The command as a process, and the address that it says."""
     command = [sys.executable, "-m", "agentlightning.cli", "dashboard", str(path), *options]
-    with subprocess.Popen(
+    with warm_python.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**variables)
     ) as process:
         try:
@@ -156,7 +157,7 @@ def opened_by_command(path: Path, folder: Path) -> Iterator[tuple[str, str]]:
     variables = environment(DISPLAY=":0", BROWSER=f"{sys.executable} {program} %s {given}")
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "agentlightning.cli", "dashboard", str(path)]
-    with open(ours, "rb") as said, subprocess.Popen(command, stdout=theirs, env=variables) as process:
+    with open(ours, "rb") as said, warm_python.Popen(command, stdout=theirs, env=variables) as process:
         os.close(theirs)
         try:
             line = said.readline().decode()

@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 from anthropic.types import Message as AnthropicMessage
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -107,7 +107,6 @@ def comparable(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 @each_dialect
 @given(st.data())
-@settings(max_examples=100, deadline=None)
 def test_a_stream_and_a_whole_answer_say_the_same(spoken: Spoken, data: st.DataObject) -> None:
     answers = data.draw(st.lists(ANSWERS, min_size=1, max_size=spoken.choices))
     reply = reply_of(spoken, answers, wants_ids=spoken.stub is not MESSAGES)  # whose streams have none
@@ -120,7 +119,6 @@ def test_a_stream_and_a_whole_answer_say_the_same(spoken: Spoken, data: st.DataO
 
 @each_dialect
 @given(st.data())
-@settings(max_examples=100, deadline=None)
 def test_objects_of_the_sdk_and_json_say_the_same(spoken: Spoken, data: st.DataObject) -> None:
     answers = data.draw(st.lists(ANSWERS, min_size=1, max_size=spoken.choices))
     shape = data.draw(st.sampled_from(["vllm", "instrumented", "none"]))
@@ -259,7 +257,6 @@ def cut_at(stream: bytes, places: list[int]) -> list[bytes]:
     comment=st.sampled_from([b"", b": keep alive\n\n", b"\n\n\n", b"id: 3\nretry: 10\n", b":\n"]),
     escape=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
 def test_where_a_stream_is_cut_into_pieces_does_not_matter(
     spoken: Spoken,
     answer: Answer,

@@ -16,12 +16,14 @@ from typing_extensions import Self
 
 from tests import warm_python
 
-__all__ = ["ServerProcess", "free_port", "left_behind"]
+__all__ = ["LASTING", "ServerProcess", "free_port", "left_behind"]
 
 START_SECONDS = 20.0
 STOP_SECONDS = 15.0
 FIRST_PORT, LAST_PORT = 20_000, 30_000
 """Below the ports that the system gives to outgoing connections: one of those could take the port of a dead server."""
+LASTING: set[int] = set()
+"""Ids of processes that several tests share, such as a browser; they and their children stay."""
 
 
 def free_port() -> int:
@@ -133,6 +135,7 @@ class ServerProcess:
 
 def left_behind() -> list[psutil.Process]:
     """Processes that this one started and that still run; multiprocessing's own helper stays as long as we do."""
-    children = psutil.Process().children(recursive=True)
-    others = [child for child in children if child.pid not in warm_python.server_pids()]
+    lasting = {child.pid for pid in LASTING for child in psutil.Process(pid).children(recursive=True)}
+    lasting |= warm_python.server_pids() | LASTING
+    others = [child for child in psutil.Process().children(recursive=True) if child.pid not in lasting]
     return [child for child in others if "resource_tracker" not in " ".join(child.cmdline())]

@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run_example(path: str, *arguments: str) -> str:
     command = [sys.executable, str(EXAMPLES / path), *arguments, "--steps", "1", "--held-out", "4"]
-    return warm_python.run(command, check=True, timeout=120).stdout
+    return warm_python.run(command, check=True, timeout=120, kind=warm_python.TorchPopen).stdout
 
 
 async def steps_and_sequences(path: Path) -> tuple[list[int], int, int]:

@@ -184,7 +184,7 @@ async def runs(folder: Path) -> list[Any]:
 
 def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
     with training(tmp_path, steps=500, save_every=1000) as process:
-        until(lambda: steps_in(tmp_path) >= 2, process, tmp_path)
+        until(lambda: steps_in(tmp_path) >= 1, process, tmp_path)
         family = psutil.Process(process.pid).children(recursive=True)
 
         os.kill(process.pid, signal.SIGINT)
@@ -193,6 +193,6 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
     kept = latest(tmp_path)
-    assert kept.step >= 2
+    assert kept.step >= 1
     assert kept.progress["version"] <= kept.step
     assert kept.progress["curriculum"]["position"] == kept.step * 16

@@ -19,7 +19,7 @@ from agentlightning.errors import StoreError
 from agentlightning.types import RolloutConfig
 
 RESOURCES: agl.NamedResources = {"prompt": agl.PromptTemplate(template="Do it.", engine="f-string")}
-PATIENT = RolloutConfig(max_attempts=4, retry_condition=["unresponsive", "timeout"], unresponsive_seconds=20.0)
+PATIENT = RolloutConfig(max_attempts=4, retry_condition=["unresponsive", "timeout"], unresponsive_seconds=8.0)
 
 
 class Scripted(agl.LitAgent[Any]):

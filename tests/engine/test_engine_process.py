@@ -1,5 +1,6 @@
 """The engine in a process of its own: it serves, takes new weights, and goes when it should."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -51,9 +52,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[EngineServer]:
-    """One for the tests that leave it as it was, but for its weights."""
-    with EngineServer(str(folder)) as server:
-        yield server
+    """One for the tests that leave it as it was, but for its weights; it is started as users start it."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(asyncio.unix_events, "subprocess", subprocess)
+        started = EngineServer(str(folder))
+        started.start()
+    yield started
+    started.stop()
 
 
 def ask(server: EngineServer, **body: Any) -> Any:

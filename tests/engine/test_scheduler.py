@@ -221,10 +221,10 @@ def test_a_listener_that_fails_fails_its_own_request_only(engine: InferenceEngin
     assert other.result(PATIENCE_SECONDS).token_ids
 
 
-def test_a_thousand_requests_with_random_cancellations_leave_no_slot_occupied(engine: InferenceEngine) -> None:
+def test_many_requests_with_random_cancellations_leave_no_slot_occupied(engine: InferenceEngine) -> None:
     source = random.Random(0)
     futures = []
-    for number in range(1000):
+    for number in range(200):
         futures.append(engine.submit(a_prompt(number), in_turn(number)))
         if source.random() < 0.3:
             source.choice(futures).cancel()
@@ -233,7 +233,7 @@ def test_a_thousand_requests_with_random_cancellations_leave_no_slot_occupied(en
 
     statistics = engine.statistics()
     assert (statistics["running"], statistics["waiting"], statistics["failed"]) == (0, 0, 0)
-    for generation, future_number in zip(finished, range(1000), strict=True):
+    for generation, future_number in zip(finished, range(200), strict=True):
         expected = trained_logprobs(engine.model, a_prompt(future_number), generation.token_ids, 1.0)  # type: ignore[arg-type]
         assert generation.logprobs == pytest.approx(expected, abs=1e-4)
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
@@ -130,13 +130,11 @@ def test_weights_that_a_tiny_model_does_not_have_are_refused(name: str, tmp_path
 # ---------------------------------------------------------------------- tokens
 
 
-@settings(max_examples=50, deadline=None)
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Co"]), max_size=40))
 def test_any_text_has_the_same_tokens(tokenizer: Any, text: str) -> None:
     assert tokenizer.encode(text, add_special_tokens=False) == CODEC.encode(text)
 
 
-@settings(max_examples=50, deadline=None)
 @given(text=st.text(st.sampled_from("ab?<end>\n \ue000\ue003\ue008\ue00a\U0001f642"), max_size=30))
 @pytest.mark.parametrize("role", ["system", "developer", "user", "tool", "function"])
 def test_text_of_others_is_rendered_alike_and_cannot_say_special_tokens(tokenizer: Any, role: str, text: str) -> None:
@@ -146,7 +144,6 @@ def test_text_of_others_is_rendered_alike_and_cannot_say_special_tokens(tokenize
 
 
 @every_tool_list
-@settings(max_examples=60, deadline=None)
 @given(sampled=sampled_tokens)
 def test_turns_of_the_model_are_rendered_to_the_sampled_tokens(tokenizer: Any, tools: Any, sampled: list[int]) -> None:
     messages = next_turn(CODEC.parse(sampled, tools))

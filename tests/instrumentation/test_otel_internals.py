@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -57,7 +57,6 @@ def test_attributes_are_written_as_opentelemetry_writes_them(limits: SpanLimits,
     assert ours == theirs
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
         st.text(min_size=1), st.one_of(st.text(), st.booleans(), st.integers(), st.floats(allow_nan=False)), max_size=5

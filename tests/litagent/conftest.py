@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from agentlightning.types import LLM
+from tests.e2e.server_process import left_behind
 from tests.litagent.workbench import Workbench
 
 
@@ -22,7 +22,6 @@ def llm() -> LLM:
 @pytest.fixture
 def no_process_is_left() -> Iterator[None]:
     """After the test, no child of this process is left, not even a zombie."""
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = {child.pid for child in left_behind()}
     yield
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    assert left == []
+    assert [child for child in left_behind() if child.pid not in before] == []

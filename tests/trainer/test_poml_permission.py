@@ -47,6 +47,12 @@ def nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is allowed is rendered by nobody, in this process and in its forks; node takes a second each time."""
+    monkeypatch.setattr("agentlightning.types.resources.render_poml", lambda template, values: str(values["name"]))
+
+
 def statuses(store: LightningStore) -> list[str]:
     return [one.status for one in asyncio.run(store.query_rollouts(sort_by="start_time"))]
 
@@ -118,30 +124,32 @@ async def test_templates_of_other_engines_are_filled_wherever_they_come_from() -
     assert template.format(name="Ada") == "Hello Ada"
 
 
-@pytest.mark.slow
 async def test_the_program_may_format_what_it_put_into_a_store_and_what_the_environment_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("agentlightning.types.resources.render_poml", lambda template, values: f"{template} {values}")
     update = await InMemoryLightningStore().add_resources({"prompt": FOREIGN})
-    assert FOREIGN.format(name="Ada") == "Foreign Ada"
+    rendered = FOREIGN.format(name="Ada")
 
     monkeypatch.setenv("AGL_ALLOW_POML", "1")
 
     template = update.resources["prompt"]
     assert isinstance(template, PromptTemplate)
-    assert template.format(name="Ada") == "Foreign Ada"
+    assert template.format(name="Ada") == rendered
 
 
 # ---------------------------------------------------------------------- in runners
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_node")
 @pytest.mark.parametrize("strategy", ["shm", "fork", "spawn"])
 def test_runners_format_the_initial_resources_and_no_other_poml(strategy: str) -> None:
     assert fitted(over(strategy), [OWN, FOREIGN]) == ["succeeded", "failed"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_node")
 @pytest.mark.parametrize("strategy", ["shm", "fork", "spawn"])
 def test_the_trainer_allows_poml_in_all_runners(strategy: str) -> None:
     assert fitted(over(strategy), [FOREIGN], allow_poml=True) == ["succeeded"]
@@ -154,7 +162,7 @@ def test_a_template_from_a_store_stays_one_as_an_initial_resource() -> None:
     assert fitted("shm", [FOREIGN], initial_resources=update.resources) == ["failed"]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("no_node")
 async def test_resources_of_a_step_are_the_programs_own() -> None:
     runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer(), heartbeat_interval=0)
     store = InMemoryLightningStore()
@@ -168,7 +176,7 @@ async def test_resources_of_a_step_are_the_programs_own() -> None:
     assert done.status == "succeeded"
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("no_node")
 @pytest.mark.parametrize(("options", "status"), [([], "failed"), (["--allow-poml"], "succeeded")])
 def test_a_runner_of_the_command_line_formats_poml_where_it_is_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], status: str

@@ -39,13 +39,11 @@ def poml(template: str) -> PromptTemplate:
     [
         f"<poml><p>{{{{ {WRITE} }}}}</p></poml>",
         f"<poml><p>{{{{ {RUN} }}}}</p></poml>",
-        f'<poml><let name="x" value="{WRITE}"/><p>{{{{ x }}}}</p></poml>',
-        f'<poml><p if="{WRITE}">yes</p></poml>',
         f"<poml><p>{{{{ {WITHOUT_LOOKUP} }}}}</p></poml>",
         f"<poml><p>{{{{ {DATABASE} }}}}</p></poml>",
         f"<poml><p>{{{{ {LOG_FILE} }}}}</p></poml>",
     ],
-    ids=["expression", "child-process", "let", "if", "main-module", "sqlite", "v8-log"],
+    ids=["expression", "child-process", "main-module", "sqlite", "v8-log"],
 )
 def test_a_template_writes_no_file(tmp_path: Path, template: str) -> None:
     path = tmp_path / "written"
@@ -87,9 +85,9 @@ def test_a_template_sees_no_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert poml("<poml><p>env {{ JSON.stringify(process.env) }}</p></poml>").format() == "env {}"
 
 
-@pytest.mark.parametrize("call", ["kill", "_kill", "_debugProcess", "execve"])
-def test_a_template_has_no_hold_on_other_processes(call: str) -> None:
-    assert poml(f"<poml><p>it is {{{{ typeof process.{call} }}}}</p></poml>").format() == "it is undefined"
+def test_a_template_has_no_hold_on_other_processes() -> None:
+    kinds = "{{ ['kill', '_kill', '_debugProcess', 'execve'].map(name => typeof process[name]).join() }}"
+    assert poml(f"<poml><p>{kinds}</p></poml>").format() == ",".join(["undefined"] * 4)
 
 
 @pytest.mark.parametrize("call", ["fetch('http://127.0.0.1:9')", "import('node:net')"])
@@ -116,8 +114,8 @@ def test_a_template_that_writes_without_end_is_refused(monkeypatch: pytest.Monke
 
 
 def test_a_template_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poml_sandbox, "RENDER_SECONDS", 4.0)
-    with pytest.raises(RuntimeError, match="not rendered within 4 s"):
+    monkeypatch.setattr(poml_sandbox, "RENDER_SECONDS", 2.0)
+    with pytest.raises(RuntimeError, match="not rendered within 2 s"):
         poml("<poml><p>{{ (() => { while (true); })() }}</p></poml>").format()
 
 
@@ -141,12 +139,11 @@ def test_what_is_no_plain_xml_is_refused(template: str) -> None:
 @pytest.mark.parametrize(
     ("template", "text"),
     [
-        ("Hello {{ name }}", "Hello A <b> & {{ c }}"),
         ('<p if="name && true">Hello {{ name }}</p>', "Hello A <b> & {{ c }}"),
         ("Hello <b>you</b> {{ name.length + 1 }}", "Hello **you** 16"),
         ('<poml><list><item for="x in [1, 2]">{{ x }}</item></list></poml>', "- 1\n- 2"),
     ],
-    ids=["plain", "ampersands", "two-roots", "loop"],
+    ids=["ampersands", "two-roots", "loop"],
 )
 def test_templates_that_reach_for_nothing_are_rendered(template: str, text: str) -> None:
     assert poml(template).format(name="A <b> & {{ c }}") == text

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 from anthropic.types import Message
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
@@ -193,7 +193,6 @@ answers = st.builds(
 
 
 @pytest.mark.parametrize(("client", "backend"), CYCLE)
-@settings(max_examples=20, deadline=None)
 @given(answer=answers)
 @example(answer=RICH)
 @example(answer=Answer())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
@@ -328,13 +328,11 @@ def digest(body: bytes, media_type: str) -> None:
 
 
 @given(st.sampled_from(list(places(WHOLE))), anything)
-@settings(deadline=None, max_examples=300)
 def test_damaged_json_is_at_worst_refused(path: tuple[Any, ...], content: Any) -> None:
     digest(json.dumps(changed(path, content)).encode(), JSON)
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=300)
 def test_damaged_protobuf_is_at_worst_refused(data: st.DataObject) -> None:
     body = bytearray(protobuf_body(mapping(k=array(ONE, TEXT), b=AnyValue(double_value=0.5))))
     for _ in range(data.draw(st.integers(1, 4))):

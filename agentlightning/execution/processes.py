@@ -96,9 +96,9 @@ def run_in_child(
         asyncio.run(work(stop))
     except KeyboardInterrupt:
         return
-    except Exception:  # the parent sees the exit code, and the reader the log
+    except Exception as error:  # the parent sees the exit code, and the reader the log
         logger.exception("Process %s failed.", multiprocessing.current_process().name)
-        sys.exit(1)
+        raise SystemExit(1) from error
 
 
 def _end_with_parent(stop: ExecutionEvent, grace: float) -> None:

@@ -26,6 +26,7 @@ from agentlightning.dialects import Assembler, Dialect
 from agentlightning.instrumentation.steps import Step
 from agentlightning.store.copies import replaced
 from agentlightning.types import Span
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = [
     "RECORDED_AS",
@@ -153,10 +154,9 @@ class ModelCall:
         self._first_token_seconds: float | None = None
         self._is_ended = False
         self._known: dict[str, Any] = {}  # written when the call ends, with the answer: twice would cost more
-        try:
+        # A request of a shape we do not know is still a call.
+        with log_failures(logger, "A request to a model could not be read; its span says nothing of it."):
             self._known.update(dialect.request_attributes(body))
-        except Exception:  # a request of a shape we do not know is still a call
-            logger.exception("A request to a model could not be read; its span says nothing of it.")
         self._known.update(attributes or {})
         self.step = Step(dialect.span_name, kind=SpanKind.CLIENT, start_time=start_time_ns)
 
@@ -170,13 +170,11 @@ class ModelCall:
         """One event of a stream."""
         if self._is_ended or self._dialect.assembler is None:
             return
-        try:
+        with log_failures(logger, "An event of a model's answer could not be read."):
             if self._assembler is None:
                 self._assembler = self._dialect.assembler()
             if self._assembler.add(event) and self._first_token_seconds is None:
                 self._first_token_seconds = max(time.time_ns() - self._start_time_ns, 0) / 1e9
-        except Exception:  # an event of a shape we do not know
-            logger.exception("An event of a model's answer could not be read.")
 
     def finish(self, response: Any = None, *, error: BaseException | str | None = None, is_cut: bool = False) -> None:
         """End with a response or, if it came as a stream, with what its events gave; harmless the second time.
@@ -187,10 +185,8 @@ class ModelCall:
         if self._is_ended:
             return
         self._is_ended = True
-        try:
+        with log_failures(logger, "A model's answer could not be read; its span says nothing of it."):
             self._known.update(self._answer(response, is_cut=is_cut))
-        except Exception:
-            logger.exception("A model's answer could not be read; its span says nothing of it.")
         self.step.set(self._known)
         self.step.end(error=error)
 
@@ -252,12 +248,10 @@ class _Body:
 
     def take(self, piece: bytes) -> None:
         """The next piece of the body."""
-        try:
+        with log_failures(logger, "A model's answer could not be read along."):
             self._pieces.append(piece)
             if self._is_stream and (b"\n" in piece or b"\r" in piece):
                 self._take_lines()
-        except Exception:  # the reader gets the piece all the same
-            logger.exception("A model's answer could not be read along.")
 
     def _take_lines(self) -> None:
         """Lines end with CR, LF or both; a CR at the end of a piece may be half of both."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from typing_extensions import Self
 
 from agentlightning.instrumentation.imports import ImportWatch, is_installed
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = ["Foreign", "Patch"]
 
@@ -132,10 +133,8 @@ class Patch:
 
     def _undo_one(self) -> None:
         undo = self._undoings.pop()
-        try:
+        with log_failures(logger, "A change to %s could not be undone.", self.name):
             undo()
-        except Exception:  # the other changes are undone all the same
-            logger.exception("A change to %s could not be undone.", self.name)
 
     def _version(self) -> str:
         try:

@@ -24,6 +24,7 @@ from agentlightning.dialects.attributes import as_json
 from agentlightning.instrumentation.otel_internals import is_suppressed, set_attributes
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.types.agents import agent_name
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.otel import SCOPE_NAME
 
 __all__ = [
@@ -174,13 +175,9 @@ def set_tool_result(step: Step, result: Any) -> None:
 # ---------------------------------------------------------------------- the border between our code and the agent's
 
 
-@contextmanager
-def guarded(library: str) -> Iterator[None]:
+def guarded(library: str) -> log_failures:
     """Around code of ours that runs inside a library; never around the library's own, whose errors are its own."""
-    try:
-        yield
-    except Exception:
-        logger.exception("A step of %s could not be recorded.", library)
+    return log_failures(logger, "A step of %s could not be recorded.", library)
 
 
 @contextmanager

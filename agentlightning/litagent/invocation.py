@@ -14,6 +14,7 @@ from agentlightning.litagent.redirection import redirecting, router_for
 from agentlightning.types import LLM, NamedResources, Rollout, RolloutRawResult, TaskInput
 from agentlightning.types.scoping import scoped_to
 from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = ["AgentMethod", "RolloutMethod", "call_agent", "call_callback", "method_of", "name_of", "with_claimed_keys"]
 
@@ -63,12 +64,10 @@ async def call_agent(
 
 async def call_callback(agent: LitAgent[TaskInput], name: str, *arguments: Any) -> None:
     """Call a callback of an agent, plain or a coroutine function; what it raises is logged and fails nothing."""
-    try:
+    with log_failures(logger, "%s.%s failed.", type(agent).__name__, name, exits=True):
         pending = getattr(agent, name)(*arguments)
         if inspect.isawaitable(pending):
             await pending
-    except (Exception, SystemExit):  # the rollout is not to blame
-        logger.exception("%s.%s failed.", type(agent).__name__, name)
 
 
 def with_claimed_keys(resources: NamedResources) -> NamedResources:

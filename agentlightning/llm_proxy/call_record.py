@@ -19,6 +19,7 @@ from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect
 from agentlightning.dialects.sse import SseParser
 from agentlightning.store.copies import replaced
 from agentlightning.types import OtelResource, Span, TraceStatus
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = ["CALL_SPAN", "DIALECTS", "RAW_SPAN", "CallRecord", "Origin", "Outcome", "read_json", "spans_of", "usage_of"]
 
@@ -169,12 +170,11 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, Any]) -> dict[str,
         record.sent_json = read_json(record.sent or record.request)
     dialect = DIALECTS[record.backend_dialect or record.dialect]
     attributes: dict[str, Any] = {}
-    try:
+    # A call of a shape we do not know is still a call.
+    with log_failures(logger, "A call of model '%s' could not be read; its span says little of it.", record.model):
         attributes.update(dialect.request_attributes(record.sent_json if isinstance(record.sent_json, Mapping) else {}))
         if answer:
             attributes.update(dialect.response_attributes(answer))
-    except Exception:  # a call of a shape we do not know is still a call
-        logger.exception("A call of model '%s' could not be read; its span says little of it.", record.model)
     if record.version is not None:
         attributes.setdefault("agentlightning.weights_version", record.version)
     if record.first_part_seconds is not None:

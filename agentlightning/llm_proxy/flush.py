@@ -5,6 +5,7 @@ that, such as those of a program in another language or those made while the sto
 proxy. Calls that were lost are noted on the attempt; `agl run` shows them to its user.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -54,10 +55,12 @@ async def flush_calls(llms: Iterable[ProxyLLM], rollout: Rollout, attempt_id: st
     for llm in llms:
         url = llm.get_base_url(rollout.rollout_id, attempt_id).removesuffix("/v1") + FLUSH_PATH
         keys_by_url.setdefault(url, llm.get_api_key(rollout.rollout_id, attempt_id))
+    import aiohttp
+
     for url, key in keys_by_url.items():
         try:
             await _flush(url, {} if key is None else {"Authorization": f"Bearer {key}"}, flushed)
-        except Exception as error:  # noqa: BLE001 # whatever it is: the attempt is over all the same, and says so
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, TypeError, AttributeError) as error:
             logger.warning("The LLM proxy at %s cannot say whether its calls are stored: %s", url, error)
             reason = ": ".join(filter(None, (type(error).__name__, str(error))))
             flushed.lost[f"the proxy could not be asked: {reason}"] = 0

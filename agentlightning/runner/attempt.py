@@ -39,6 +39,7 @@ from agentlightning.types import (
 from agentlightning.types.core import TASK_ROW
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = ["AttemptRun", "KnownResources", "RunnerContext"]
 
@@ -277,11 +278,9 @@ class AttemptRun:
 
     async def _call_hooks(self, name: str, **arguments: object) -> None:
         for hook in self.context.hooks:
-            try:
+            with log_failures(logger, "Hook %s.%s failed.", type(hook).__name__, name, exits=True):
                 callback = getattr(hook, name)
                 await callback(agent=self.context.agent, runner=self.context.runner, rollout=self.rollout, **arguments)
-            except (Exception, SystemExit):  # a hook's fault is not the agent's
-                logger.exception("Hook %s.%s failed.", type(hook).__name__, name)
 
     async def _call_agent_callback(self, name: str, *outcome: object) -> None:
         """Call the agent's own callback, if it has one."""
@@ -304,13 +303,12 @@ class AttemptRun:
                 await self._call_hooks("on_rollout_end", spans=self.spans)
 
     async def _write_status(self, status: AttemptStatus) -> None:
-        try:
+        # Where that fails, the store's own time limits will settle the attempt.
+        with log_failures(logger, "The status of rollout %s could not be written.", self.rollout.rollout_id):
             # The store may be gone too when the runner leaves.
             finishing = self._finish(status)
             await (asyncio.wait_for(finishing, LEAVING_SECONDS) if status == "unresponsive" else finishing)
             logger.debug("Rollout %s is finished: %s.", self.rollout.rollout_id, status)
-        except Exception:  # the store's own time limits will settle the attempt
-            logger.exception("The status of rollout %s could not be written.", self.rollout.rollout_id)
 
     async def _finish(self, status: AttemptStatus) -> None:
         """Write the status in one step with the last spans, the output and the next claim; if the store refuses that,

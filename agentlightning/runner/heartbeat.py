@@ -12,6 +12,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import RUNNING_ATTEMPTS
 from agentlightning.store.lifecycle import HEARTBEAT_INTERVAL
 from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.log_failures import repeat
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.system_snapshot import system_snapshot
 
@@ -58,18 +59,16 @@ class Heartbeat:
 
     async def _beat(self, store: LightningStore, worker_id: str, running: RunningAttempts) -> None:
         await asyncio.sleep(random.uniform(0, self.jitter_seconds))
-        has_failed = False
         # In threads that do not keep us from ending, should a driver or a disk hang.
         with closing(DaemonThreads("snapshot")) as threads:
-            while True:
-                try:
-                    snapshot = await threads.run(lambda: system_snapshot(self.includes_gpu))
-                    named = [list(ids) for ids in running()]
-                    stats = {**snapshot, HEARTBEAT_INTERVAL: self.interval_seconds}
-                    await store.update_worker(worker_id, {**stats, RUNNING_ATTEMPTS: named} if named else stats)
-                    has_failed = False
-                except Exception as error:  # noqa: BLE001 # the next beat may succeed
-                    if not has_failed:
-                        logger.warning("The heartbeat of %s did not reach the store: %s", worker_id, error)
-                    has_failed = True
-                await asyncio.sleep(max(0.01, self.interval_seconds + random.uniform(-1, 1) * self.jitter_seconds))
+
+            async def beat() -> None:
+                snapshot = await threads.run(lambda: system_snapshot(self.includes_gpu))
+                named = [list(ids) for ids in running()]
+                stats = {**snapshot, HEARTBEAT_INTERVAL: self.interval_seconds}
+                await store.update_worker(worker_id, {**stats, RUNNING_ATTEMPTS: named} if named else stats)
+
+            def pause() -> float:
+                return max(0.01, self.interval_seconds + random.uniform(-1, 1) * self.jitter_seconds)
+
+            await repeat(beat, pause, logger, "The heartbeat of %s did not reach the store", worker_id)

@@ -38,7 +38,7 @@ from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
-from agentlightning.utils.log_failures import log_failures
+from agentlightning.utils.log_failures import log_failures, repeat
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.verdict import verdict_of_run
 
@@ -308,16 +308,12 @@ def _reports(store: LightningStore, name: str, run_id: str) -> Iterator[None]:
     """
 
     async def report() -> None:
-        has_failed = False
-        while True:
-            await asyncio.sleep(REPORT_SECONDS)
-            try:
-                await store.start_run(name, run_id=run_id)
-                has_failed = False
-            except Exception as error:  # noqa: BLE001 # the next report may succeed
-                if not has_failed:
-                    logger.warning("Run %s could not report to the store: %s", run_id, error)
-                has_failed = True
+        await asyncio.sleep(REPORT_SECONDS)
+        await repeat(
+            lambda: store.start_run(name, run_id=run_id),
+            lambda: REPORT_SECONDS,
+            *(logger, "Run %s could not report to the store", run_id),
+        )
 
     thread = LoopThread("run-reports")
     reports = thread.start_soon(report())

@@ -55,6 +55,7 @@ from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.agents import AgentMatcher
 from agentlightning.utils.id import generate_id
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = ["GRPO"]
 
@@ -331,10 +332,8 @@ class GRPO(Algorithm):
     async def _keep_best(self, curriculum: Curriculum) -> None:
         """A run that is cut short leaves a checkpoint and its best model; whatever fails here, its own error counts."""
         for keep in (functools.partial(self._save, curriculum), self._withdraw, self._export_best):
-            try:
+            with log_failures(logger, "Something of the run that was cut short could not be kept."):
                 await keep()
-            except Exception:
-                logger.exception("Something of the run that was cut short could not be kept.")
 
     async def _export_best(self) -> None:
         if self.output is None:

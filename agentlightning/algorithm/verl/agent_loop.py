@@ -42,6 +42,7 @@ from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import EnqueueRolloutRequest, NamedResources, RolloutConfig
 from agentlightning.utils.id import rollout_id as new_rollout_id
 from agentlightning.utils.json_values import JsonMapping, JsonObject
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
@@ -214,12 +215,12 @@ class StoreAgentLoopManager:
         for rollout_ids in ids_by_uid.values():
             for rollout_id in rollout_ids:  # before it is in the queue: a runner may call at once
                 self._sessions.open(rollout_id, sampling)
-        try:
-            await self._store.enqueue_many_rollouts(
-                [request for prompt in prompts for request in self._requests(prompt, ids_by_uid[prompt.uid])]
-            )
-        except Exception:  # the boundary of a batch: verl must be told of every group
-            logger.exception("%d prompts could not be enqueued.", len(uids))
+        requests = [request for prompt in prompts for request in self._requests(prompt, ids_by_uid[prompt.uid])]
+        is_sent = False
+        with log_failures(logger, "%d prompts could not be enqueued.", len(uids)):
+            await self._store.enqueue_many_rollouts(requests)
+            is_sent = True
+        if not is_sent:  # verl must be told of every group
             await self._sessions.close([one for ids in ids_by_uid.values() for one in ids], 0.0)
             await self._set_status(uids, first.partition, "failure")
             return
@@ -242,16 +243,15 @@ class StoreAgentLoopManager:
     async def _settle(self, prompt: _Prompt, rollout_ids: Sequence[str]) -> list[_Session]:
         """Wait for the sessions of a prompt and put what they left; the status of the group comes last."""
         status, sessions = "failure", list[_Session]()
-        try:
-            finished = await self._finished(prompt, rollout_ids)
-            # What failed counts as the settings say, and in validation the worst.
-            own = [one.own_reward for one in finished if one.own_reward is not None]
-            failed = reward_of_failed("worst" if prompt.is_validation else self._settings.failed, own)
-            sessions = await asyncio.to_thread(lambda: [self._session(prompt, one, failed) for one in finished])
-            if await self._put(prompt, sessions):
-                status = "finished"
-        except Exception:  # the boundary of a group: verl must be told that it is over
-            logger.exception("The sessions of prompt '%s' could not be collected.", prompt.uid)
+        try:  # verl must be told that the group is over, whatever happens
+            with log_failures(logger, "The sessions of prompt '%s' could not be collected.", prompt.uid):
+                finished = await self._finished(prompt, rollout_ids)
+                # What failed counts as the settings say, and in validation the worst.
+                own = [one.own_reward for one in finished if one.own_reward is not None]
+                failed = reward_of_failed("worst" if prompt.is_validation else self._settings.failed, own)
+                sessions = await asyncio.to_thread(lambda: [self._session(prompt, one, failed) for one in finished])
+                if await self._put(prompt, sessions):
+                    status = "finished"
         finally:
             await self._sessions.close(rollout_ids, CLOSE_SECONDS)
             await self._set_status([prompt.uid], prompt.partition, status)

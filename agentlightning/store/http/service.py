@@ -35,6 +35,7 @@ from agentlightning.store.http.tokens import (
 )
 from agentlightning.store.local import LocalStore
 from agentlightning.types import Notice, NoticeKind
+from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.metrics import MetricsBackend
 
 __all__ = ["NoticesQuery", "StoreService", "is_page"]
@@ -192,20 +193,16 @@ class StoreService:
         store = self.store.store if isinstance(self.store, LightningStoreThreaded) else self.store
         if not isinstance(store, LocalStore):
             return True
-        try:
+        with log_failures(logger, "The store cannot be written to", level=logging.WARNING):
             await asyncio.wait_for(store.check_writable(), READY_SECONDS)
-        except Exception as error:  # noqa: BLE001 # whatever a broken store raises, the server goes on
-            logger.warning("The store cannot be written to: %s: %s", type(error).__name__, error)
-            return False
-        return True
+            return True
+        return False
 
     async def counts(self) -> Mapping[str, Any] | None:
         """What the store holds; None if it cannot be asked."""
-        try:
+        with log_failures(logger, "The store cannot be asked", level=logging.WARNING):
             return await self.store.statistics()
-        except Exception as error:  # noqa: BLE001 # whatever a broken store raises, the server goes on
-            logger.warning("The store cannot be asked: %s: %s", type(error).__name__, error)
-            return None
+        return None
 
     async def read_notices(self, scope: Scope, query: Sequence[tuple[str, str]]) -> bytes:
         """A cursor and the notices before it, as JSON, for clients without a WebSocket.

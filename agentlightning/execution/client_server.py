@@ -164,7 +164,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 taken,
             )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_reserved": None}
 
     # ------------------------------------------------------------------ the store

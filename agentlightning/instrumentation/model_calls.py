@@ -314,7 +314,7 @@ def _parsed(text: bytes) -> Any:
 def _readers(response: Any, body: _Body, end: _End) -> dict[str, Any]:
     read, close = response.iter_bytes, response.close
 
-    def iter_bytes(*args: Any, **kwargs: Any) -> Iterator[bytes]:
+    def iter_bytes(*args: object, **kwargs: object) -> Iterator[bytes]:
         pieces = read(*args, **kwargs)
         try:
             while True:
@@ -348,7 +348,7 @@ def _readers(response: Any, body: _Body, end: _End) -> dict[str, Any]:
 def _async_readers(response: Any, body: _Body, end: _End) -> dict[str, Any]:
     read, close = response.aiter_bytes, response.aclose
 
-    async def aiter_bytes(*args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+    async def aiter_bytes(*args: object, **kwargs: object) -> AsyncIterator[bytes]:
         pieces = read(*args, **kwargs).__aiter__()
         try:
             while True:

@@ -79,18 +79,18 @@ class _BaseClientPatch(Patch):
             if hasattr(client, "_process_response"):  # where the answer still has its headers
                 self.replace(client, "_process_response", self._process_response)
 
-    def _request(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+    def _request(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: object) -> Any:
         options, call = self._begun(client, options)
         with _making(call):
             return _followed(call, original(client, cast_to, options, **kwargs))
 
-    async def _request_async(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+    async def _request_async(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: object) -> Any:
         options, call = self._begun(client, options)
         with _making(call):
             return _followed(call, await original(client, cast_to, options, **kwargs))
 
     @staticmethod
-    def _process_response(original: Any, client: Any, **kwargs: Any) -> Any:
+    def _process_response(original: Any, client: Any, **kwargs: object) -> Any:
         call, headers = _CALL.get(), getattr(kwargs.get("response"), "headers", None)
         if call is not None and isinstance(headers, Mapping):
             call.note_headers(headers)

@@ -152,11 +152,11 @@ def _replaced(owner: Any, attribute: str, wrapper: Wrapper) -> Callable[[], None
 
     # Someone may wrap our function in turn: then it stays in place when it is undone, and does nothing.
     @functools.wraps(original)
-    def replaced(*args: Any, **kwargs: Any) -> Any:
+    def replaced(*args: object, **kwargs: object) -> Any:
         return original(*args, **kwargs) if is_undone else wrapper(original, *args, **kwargs)
 
     @functools.wraps(original)
-    async def replaced_async(*args: Any, **kwargs: Any) -> Any:
+    async def replaced_async(*args: object, **kwargs: object) -> Any:
         return await (original(*args, **kwargs) if is_undone else wrapper(original, *args, **kwargs))
 
     ours = replaced_async if inspect.iscoroutinefunction(original) else replaced

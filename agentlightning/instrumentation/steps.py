@@ -227,11 +227,11 @@ def record_calls(
                 on_result(step, result)
         return result
 
-    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         with recorded(patch.name, lambda: open_step(*args, **kwargs), harmless=harmless) as step:
             return finish(step, original(*args, **kwargs))
 
-    async def call_async(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def call_async(original: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         with recorded(patch.name, lambda: open_step(*args, **kwargs), harmless=harmless) as step:
             return finish(step, await original(*args, **kwargs))
 

@@ -60,7 +60,9 @@ class ThreadContextPatch(Patch):
             vars(thread)["run"] = run_once
         original(thread)
 
-    def _submit(self, original: Any, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _submit(
+        self, original: Any, pool: Any, function: Callable[..., Any], /, *args: object, **kwargs: object
+    ) -> Any:
         around = self._carrier()
         return original(pool, function if around is None else around(function), *args, **kwargs)
 
@@ -72,7 +74,7 @@ class ThreadContextPatch(Patch):
         span_context = otel_context.get_current()
 
         def around(function: Callable[..., Any]) -> Callable[..., Any]:
-            def carried(*args: Any, **kwargs: Any) -> Any:
+            def carried(*args: object, **kwargs: object) -> Any:
                 before = [(variable, variable.set(value)) for variable, value in values]
                 token = otel_context.attach(span_context)
                 try:

@@ -328,12 +328,12 @@ class LLMProxy:
             raise ConfigurationError("Only an SQLite store has a place for a journal; name a directory instead.")
         return None if path is None else path.with_name(path.name + FOLDER_SUFFIX)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Another process gets the configuration; what runs, runs here."""
         left_out = {"_starting", "_running", "_stopping", "_parents"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._reset()
 

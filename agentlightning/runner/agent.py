@@ -133,7 +133,7 @@ class LitAgentRunner(Runner[T_task]):
         self.worker_id = None
         self._tracer.teardown_worker(worker_id)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """A copy, here or in another process, is as new: with a tracer of its own, and nothing that runs."""
         kept = {name: value for name, value in vars(self).items() if name not in ("_threads", "_life")}
         return {**kept, "_tracer": copy.copy(self._tracer), "_store": None, "_context": None, "worker_id": None}

@@ -34,7 +34,7 @@ class Claim:
     """The attempt's keys for LLM proxies by the references that stand in `resources` in the place of the proxies'
     secrets; empty for a caller who reads the secrets themselves."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Without the credentials: a pickle may be kept, or go where the attempt does not."""
         return {**vars(self), "token": None, "proxy_keys": {}}
 

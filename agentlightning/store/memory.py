@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -229,7 +228,7 @@ class InMemoryLightningStore(LocalStore):
         statistics["memory_capacity_bytes"] = self._total_memory_bytes
         return statistics
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Data travels to another process; locks, waiters and the tracker stay behind."""
         with self._lock:
             state = dict(self.__dict__)
@@ -238,7 +237,7 @@ class InMemoryLightningStore(LocalStore):
         del state["_lock"]
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
         self._board = NoticeBoard()

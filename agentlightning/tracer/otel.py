@@ -76,7 +76,7 @@ class OtelTracer(RecordingTracer):
             self._applied[-1].release()
             self._applied = self._applied[:-1]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_applied": ()}
 
     def create_span(

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentlightning.errors import ConfigurationError, TracingError
 from agentlightning.store.base import LightningStore
@@ -169,7 +169,7 @@ class RecordingTracer(Tracer):
             raise TracingError(f"{type(self).__name__} has recorded nothing yet; open a trace_context first.")
         return last
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """A tracer travels to another process as it was before `init_worker`."""
         return {**self.__dict__, "store": None, "_is_ready": False, "_last": None, "_shippers": {}}
 

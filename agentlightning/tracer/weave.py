@@ -1,7 +1,6 @@
 """WeaveTracer: for programs that use W&B Weave."""
 
 import importlib.util
-from typing import Any
 
 from agentlightning.instrumentation.weave import weave_management
 from agentlightning.store.base import LightningStore
@@ -41,5 +40,5 @@ class WeaveTracer(OtelTracer):
             weave_management().release()
         super().teardown_worker(worker_id)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_is_managing": False}

@@ -58,23 +58,23 @@ class NewerAG2Patch(Patch):
         record_calls(self, executor, "_execute_call", _newer_tool, on_result=_record_event)
 
 
-def _chat(sender: Any, /, recipient: Any, *_args: Any, **_kwargs: Any) -> Step:
+def _chat(sender: Any, /, recipient: Any, *_args: object, **_kwargs: object) -> Step:
     between = {"ag2.chat.sender": sender.name, "ag2.chat.recipient": recipient.name}
     return Step(f"{sender.name}.chat", between)
 
 
-def _reply(agent: Any, /, *_args: Any, **_kwargs: Any) -> Step:
+def _reply(agent: Any, /, *_args: object, **_kwargs: object) -> Step:
     return agent_step(agent.name)
 
 
-def _model_call(_client: Any, /, *, agent: Any = None, **_config: Any) -> Step | None:
+def _model_call(_client: object, /, *, agent: Any = None, **_config: object) -> Step | None:
     """None within a reply of the agent, whose step is open."""
     attributes = getattr(trace.get_current_span(), "attributes", None) or {}
     is_replying = agent is not None and attributes.get(AGENT_NAME) == getattr(agent, "name", None)
     return None if agent is None or is_replying else agent_step(agent.name)
 
 
-def _tool(_agent: Any, /, func_call: Any, call_id: str | None = None, *_args: Any, **_kwargs: Any) -> Step:
+def _tool(_agent: object, /, func_call: Any, call_id: str | None = None, *_args: object, **_kwargs: object) -> Step:
     return tool_step(str(func_call.get("name", "")), func_call.get("arguments", "{}"), call_id=call_id)
 
 
@@ -92,7 +92,7 @@ _Turn = Callable[[], Awaitable[Any]]
 
 
 def _turn_scope(
-    original: Callable[..., AbstractAsyncContextManager[_Turn]], agent: Any, /, *args: Any, **kwargs: Any
+    original: Callable[..., AbstractAsyncContextManager[_Turn]], agent: Any, /, *args: object, **kwargs: object
 ) -> AbstractAsyncContextManager[_Turn]:
     return _recorded_turn(agent, original(agent, *args, **kwargs))
 
@@ -110,7 +110,7 @@ async def _recorded_turn(agent: Any, scope: AbstractAsyncContextManager[_Turn]) 
         yield recorded_turn
 
 
-def _newer_tool(_context: Any, /, call: Any) -> Step:
+def _newer_tool(_context: object, /, call: Any) -> Step:
     return tool_step(call.name, call.arguments, call_id=call.id)
 
 

@@ -121,7 +121,7 @@ def _trace_message(
     operation: str,
     destination: Any,
     parent: Any,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Iterator[Span]:
     """Trace a step of a message: sent where the sender is, delivered where the conversation began."""
     outside = otel_context.get_current()
@@ -160,7 +160,7 @@ def _address(original: Callable[[], Any], /) -> Any:
 def _apart(wrapper: Callable[..., _Stream]) -> Callable[..., _Stream]:
     """Let what a stream makes current be so while the stream works, and not while its reader does."""
 
-    def streaming(original: Callable[..., _Stream], owner: Any, /, *args: Any, **kwargs: Any) -> _Stream:
+    def streaming(original: Callable[..., _Stream], owner: Any, /, *args: object, **kwargs: object) -> _Stream:
         return _kept_apart(wrapper(original(owner, *args, **kwargs), owner, *args, **kwargs))
 
     return streaming
@@ -189,14 +189,14 @@ async def _kept_apart(stream: _Stream) -> _Stream:
             otel_context.attach(outside)
 
 
-def _unchanged(stream: _Stream, /, *_args: Any, **_kwargs: Any) -> _Stream:
+def _unchanged(stream: _Stream, /, *_args: object, **_kwargs: object) -> _Stream:
     return stream
 
 
 # ---------------------------------------------------------------------- teams and agents
 
 
-async def _run_team(messages: _Stream, team: Any, /, *_args: Any, **_kwargs: Any) -> _Stream:
+async def _run_team(messages: _Stream, team: Any, /, *_args: object, **_kwargs: object) -> _Stream:
     def open_step() -> Step:
         otel_context.attach(otel_context.set_value(_ORIGIN, None))  # a team within a team has its own conversation
         return Step(f"{team.name}.team", {"autogen.team.name": team.name})
@@ -211,7 +211,7 @@ async def _run_team(messages: _Stream, team: Any, /, *_args: Any, **_kwargs: Any
 def _invoked(invoke: Callable[..., AbstractContextManager[Span]]) -> Callable[..., _Stream]:
     """Give an agent its span where neither its `run` nor a team has, and note to whom it hands over."""
 
-    async def on_messages_stream(messages: _Stream, agent: Any, /, *_args: Any, **_kwargs: Any) -> _Stream:
+    async def on_messages_stream(messages: _Stream, agent: Any, /, *_args: object, **_kwargs: object) -> _Stream:
         is_invoked = getattr(trace.get_current_span(), "name", None) == f"invoke_agent {agent.name}"
         with ExitStack() as span:
             if not is_invoked:
@@ -275,7 +275,7 @@ _BEGINNING: ContextVar[_ToolCall | None] = ContextVar("agentlightning_autogen_to
 
 
 def _tool_span(
-    original: Callable[..., AbstractContextManager[Span]], /, *args: Any, **kwargs: Any
+    original: Callable[..., AbstractContextManager[Span]], /, *args: object, **kwargs: object
 ) -> AbstractContextManager[Span]:
     native, call = original(*args, **kwargs), _BEGINNING.get()
     if call is None:
@@ -284,14 +284,14 @@ def _tool_span(
     return call.open(native)
 
 
-async def _run_tool(original: Callable[..., Any], tool: Any, /, args: Any, *rest: Any, **kwargs: Any) -> Any:
+async def _run_tool(original: Callable[..., Any], tool: Any, /, args: Any, *rest: object, **kwargs: object) -> Any:
     with _ToolCall(tool.name, args, _call_id(rest, kwargs)) as call:
         result = await original(tool, args, *rest, **kwargs)
         call.record_result(lambda: tool.return_value_as_string(result))
         return result
 
 
-async def _stream_tool(results: _Stream, tool: Any, /, args: Any, *rest: Any, **kwargs: Any) -> _Stream:
+async def _stream_tool(results: _Stream, tool: Any, /, args: Any, *rest: object, **kwargs: object) -> _Stream:
     result = None
     with _ToolCall(tool.name, args, _call_id(rest, kwargs)) as call:
         async with aclosing(results):
@@ -301,7 +301,7 @@ async def _stream_tool(results: _Stream, tool: Any, /, args: Any, *rest: Any, **
 
 
 async def _call_mcp_tool(
-    original: Callable[..., Any], workbench: Any, /, name: str, arguments: Any = None, *rest: Any, **kwargs: Any
+    original: Callable[..., Any], workbench: Any, /, name: str, arguments: Any = None, *rest: object, **kwargs: object
 ) -> Any:
     with _ToolCall(name, arguments or {}, _call_id(rest, kwargs)) as call:
         result = await original(workbench, name, arguments, *rest, **kwargs)

@@ -129,7 +129,7 @@ def _end_within(outer: _Work | None, error: BaseException | str = _LEFT_OPEN) ->
     _innermost.set(outer)
 
 
-async def _ended_when_cancelled(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def _ended_when_cancelled(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """CrewAI tells of errors, but not of being cancelled."""
     around = _innermost.get()
     try:
@@ -140,7 +140,7 @@ async def _ended_when_cancelled(original: Callable[..., Any], *args: Any, **kwar
         raise
 
 
-def _called_by_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _called_by_model(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """A call of a tool that the model asked for: an argument is its id or, by name or at the end, the call itself."""
     around = _innermost.get()
     called = kwargs if "call_id" in kwargs else kwargs.get("tool_call") or args[-1]
@@ -198,7 +198,7 @@ def _agent_begins(agent: Any, event: Any) -> Step:
     return agent_step(_role_of(agent) or "agent", key=_AGENT_ROLE, attributes=attributes)
 
 
-def _lone_agent_begins(_agent: Any, event: Any) -> Step:
+def _lone_agent_begins(_agent: object, event: Any) -> Step:
     return agent_step(str(event.agent_info.get("role") or "agent").strip(), key=_AGENT_ROLE)
 
 
@@ -208,13 +208,13 @@ def _role_of(agent: Any) -> str | None:
     return role.strip() if isinstance(role, str) else None
 
 
-def _tool_begins(_source: Any, event: Any) -> Step:
+def _tool_begins(_source: object, event: Any) -> Step:
     call_id = _tool_call_id.get()
     _tool_call_id.set(None)  # tools that are used within this one were not called by this call
     return tool_step(event.tool_name, event.tool_args, call_id=call_id)
 
 
-def _guardrail_begins(_source: Any, event: Any) -> Step:
+def _guardrail_begins(_source: object, event: Any) -> Step:
     attributes = {
         "crewai.guardrail.retry_count": event.retry_count,
         "crewai.guardrail.type": event.guardrail_type,
@@ -223,20 +223,20 @@ def _guardrail_begins(_source: Any, event: Any) -> Step:
     return Step("guardrail", without_none(attributes))
 
 
-def _flow_begins(_flow: Any, event: Any) -> Step:
+def _flow_begins(_flow: object, event: Any) -> Step:
     inputs = as_json(event.inputs) if event.inputs else None
     attributes = without_none({"crewai.flow.name": event.flow_name, "crewai.flow.inputs": inputs})
     return Step(f"{event.flow_name}.flow", attributes)
 
 
-def _method_begins(_flow: Any, event: Any) -> Step:
+def _method_begins(_flow: object, event: Any) -> Step:
     return Step(f"{event.method_name}.method", {"crewai.flow.method": event.method_name})
 
 
 # ---------------------------------------------------------------------- how each kind of work ends
 
 
-def _ends(step: Step, _event: Any) -> None:
+def _ends(step: Step, _event: object) -> None:
     step.end()
 
 

@@ -64,7 +64,7 @@ class LangChainPatch(Patch):
         self.when_undone(lambda: module._configure_hooks.remove(hook))
 
     async def _llm_starts(
-        self, original: Any, manager: Any, serialized: Any, prompts: Any, *args: Any, **kwargs: Any
+        self, original: Any, manager: Any, serialized: Any, prompts: Any, *args: object, **kwargs: object
     ) -> Any:
         """LangChain tells only inline handlers, such as ours, if there is one: so the others are told without it."""
         others = [handler for handler in manager.handlers if handler is not self.recorder]
@@ -80,7 +80,7 @@ class LangChainPatch(Patch):
                 self.recorder.on_llm_start(serialized, [prompt], **{**told, "run_id": run_manager.run_id})
         return started
 
-    async def _ends(self, original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
+    async def _ends(self, original: Any, manager: Any, *args: object, **kwargs: object) -> Any:
         """Some callbacks are called in a task of their own, which cannot leave the context of the run."""
         run = self.recorder.run_of(manager.run_id)
         try:
@@ -89,7 +89,7 @@ class LangChainPatch(Patch):
             if run is not None and run.id == manager.run_id:
                 leave(run)
 
-    def _work_begins(self, original: Any, config: Any, *args: Any) -> Any:
+    def _work_begins(self, original: Any, config: Any, *args: object) -> Any:
         """Called in the copy of the context in which a chain's work is done."""
         result = original(config, *args)
         with guarded(LANGCHAIN):
@@ -121,12 +121,12 @@ class _ModelsPatch(Patch):
             self.replace(model, f"_{self.maker}", self._make)
             self.replace(model, f"_a{self.maker}", self._make_async)
 
-    def _make(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _make(self, original: Any, *args: object, **kwargs: object) -> Any:
         with place_kept():
             self._enter_first(args, kwargs)
             return original(*args, **kwargs)
 
-    async def _make_async(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    async def _make_async(self, original: Any, *args: object, **kwargs: object) -> Any:
         with place_kept():
             self._enter_first(args, kwargs)
             return await original(*args, **kwargs)
@@ -164,11 +164,11 @@ class _TextModelsPatch(_ModelsPatch):
         return managers or ()
 
 
-def _generate(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _generate(original: Any, *args: object, **kwargs: object) -> Any:
     with place_kept():
         return original(*args, **kwargs)
 
 
-async def _generate_async(original: Any, *args: Any, **kwargs: Any) -> Any:
+async def _generate_async(original: Any, *args: object, **kwargs: object) -> Any:
     with place_kept():
         return await original(*args, **kwargs)

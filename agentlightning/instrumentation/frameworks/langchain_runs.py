@@ -179,7 +179,7 @@ def _callback(method: Callable[..., None]) -> Callable[..., None]:
     """A method that LangChain calls: a mistake of ours in it is logged."""
 
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> None:
+    def call(*args: object, **kwargs: object) -> None:
         with guarded(LANGCHAIN):
             method(*args, **kwargs)
 
@@ -233,7 +233,7 @@ class Recorder:
         run.step.end(error=None if is_harmless else error)
 
     @_callback
-    def _fail(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+    def _fail(self, error: BaseException, *, run_id: UUID, **kwargs: object) -> None:
         self._end(run_id, error)
 
     on_chain_error = on_tool_error = on_retriever_error = _fail
@@ -241,7 +241,7 @@ class Recorder:
     # ------------------------------------------------------------------ chains
 
     @_callback
-    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: object) -> None:
         if not self.is_on:
             return
         chain = _Beginning.of(serialized, kwargs)
@@ -262,11 +262,11 @@ class Recorder:
         self._begin(Run(run_id, step, chain, is_agent), is_current=is_node)
 
     @_callback
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: object) -> None:
         self._end(run_id)
 
     @_callback
-    def on_agent_action(self, action: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_agent_action(self, action: Any, *, run_id: UUID, **kwargs: object) -> None:
         """Only an agent acts and finishes: the chain that does is one."""
         run = self.run_of(run_id)
         if run is not None and run.id == run_id:
@@ -277,11 +277,11 @@ class Recorder:
     # ------------------------------------------------------------------ models
 
     @_callback
-    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: object) -> None:
         self._begin_call(serialized, messages[0], run_id, kwargs)
 
     @_callback
-    def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: UUID, **kwargs: object) -> None:
         self._begin_call(serialized, prompts, run_id, kwargs)
 
     def _begin_call(self, serialized: Any, prompt: Sequence[Any], run_id: UUID, kwargs: Mapping[str, Any]) -> None:
@@ -297,7 +297,7 @@ class Recorder:
         self._begin(run, is_current=kwargs.get("batch_size", 1) == 1)
 
     @_callback
-    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: object) -> None:
         run = self._runs.get(run_id)
         if run is not None and run.call is not None and run.call.first_token_seconds is None:
             run.call.first_token_seconds = time.perf_counter() - run.call.began
@@ -306,17 +306,17 @@ class Recorder:
     on_stream_event = on_llm_new_token
 
     @_callback
-    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: object) -> None:
         self._end(run_id, None, functools.partial(_call_attributes, response))
 
     @_callback
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: object) -> None:
         self._end(run_id, error, functools.partial(_call_attributes, kwargs.get("response")))
 
     # ------------------------------------------------------------------ tools and retrievers
 
     @_callback
-    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: object) -> None:
         if not self.is_on or is_suppressed():
             return
         beginning = _Beginning.of(serialized, kwargs)
@@ -327,14 +327,14 @@ class Recorder:
         self._begin(Run(run_id, step, beginning))
 
     @_callback
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: object) -> None:
         result = as_json(getattr(output, "content", output))
         # A tool may say in its answer to the model that it failed.
         error = result if getattr(output, "status", None) == "error" else None
         self._end(run_id, error, lambda _: {"tool.result": result})
 
     @_callback
-    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **kwargs: object) -> None:
         if not self.is_on or is_suppressed():
             return
         beginning = _Beginning.of(serialized, kwargs)
@@ -343,7 +343,7 @@ class Recorder:
         self._begin(Run(run_id, Step("retriever.retriever", attributes, parent=parent), beginning))
 
     @_callback
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: object) -> None:
         self._end(run_id, None, lambda _: {"langchain.retriever.documents": as_json(documents)})
 
 

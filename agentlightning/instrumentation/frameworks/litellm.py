@@ -106,7 +106,7 @@ class LiteLLMPatch(Patch):
         names = tuple(inspect.signature(original).parameters)
 
         @functools.wraps(original)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
+        def replaced(*args: object, **kwargs: object) -> Any:
             return called(original, {**dict(zip(names, args, strict=False)), **kwargs})
 
         def undo() -> None:
@@ -139,7 +139,7 @@ def _provider(logging: Any) -> str:
 # ---------------------------------------------------------------------- requests as they are sent
 
 
-def _post(records: bool, original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
+def _post(records: bool, original: Callable[..., Any], handler: Any, url: str, *args: object, **kwargs: object) -> Any:
     post = redirected_post(original, handler, Post(str(url), args, kwargs))
     call = _begun(post) if records else None
     try:
@@ -151,7 +151,7 @@ def _post(records: bool, original: Callable[..., Any], handler: Any, url: str, *
 
 
 async def _post_async(
-    records: bool, original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any
+    records: bool, original: Callable[..., Any], handler: Any, url: str, *args: object, **kwargs: object
 ) -> Any:
     post = redirected_post(original, handler, Post(str(url), args, kwargs))
     call = _begun(post) if records else None

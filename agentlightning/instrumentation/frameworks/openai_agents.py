@@ -81,7 +81,7 @@ def _set_error(original: Callable[..., None], span: Any, /, error: Any) -> None:
 def _prepare_tool(current_span: Callable[[], Any]) -> Callable[..., None]:
     """Note the id of a tool call, which only the tool's context knows: it is made inside the tool's span."""
 
-    def prepare(original: Callable[..., None], context: Any, /, *args: Any, **kwargs: Any) -> None:
+    def prepare(original: Callable[..., None], context: Any, /, *args: object, **kwargs: object) -> None:
         original(context, *args, **kwargs)
         with guarded(OpenAIAgentsPatch.name):
             span = current_span()

@@ -29,7 +29,7 @@ class PydanticAIPatch(Patch):
 
 
 def _iterate(
-    original: Callable[..., AbstractAsyncContextManager[Any]], agent: Any, /, *args: Any, **kwargs: Any
+    original: Callable[..., AbstractAsyncContextManager[Any]], agent: Any, /, *args: object, **kwargs: object
 ) -> AbstractAsyncContextManager[Any]:
     return _running(agent, original(agent, *args, **kwargs))
 
@@ -42,6 +42,6 @@ async def _running(agent: Any, run: AbstractAsyncContextManager[Any]) -> AsyncIt
             yield agent_run
 
 
-def _tool(_manager: Any, validated: Any, *_args: Any, **_kwargs: Any) -> Step:
+def _tool(_manager: object, validated: Any, *_args: object, **_kwargs: object) -> Step:
     call = validated.call
     return tool_step(call.tool_name, call.args, call_id=call.tool_call_id)

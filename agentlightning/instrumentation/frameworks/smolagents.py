@@ -49,7 +49,7 @@ class SmolagentsPatch(Patch):
 # ---------------------------------------------------------------------- agents
 
 
-def _run(original: Callable[..., Any], agent: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _run(original: Callable[..., Any], agent: Any, /, *args: object, **kwargs: object) -> Any:
     def open_step() -> Step:
         return agent_step(agent.name or type(agent).__name__)
 
@@ -88,14 +88,21 @@ class _ToolCalls:
     def __init__(self) -> None:
         self._waiting: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
-    def announce(self, original: Callable[..., Any], agent: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def announce(self, original: Callable[..., Any], agent: Any, /, *args: object, **kwargs: object) -> Any:
         with guarded(SmolagentsPatch.name):
             message = args[0] if args else kwargs["chat_message"]
             self._waiting[agent] = dict(enumerate(message.tool_calls or ()))
         return original(agent, *args, **kwargs)
 
     def execute(
-        self, original: Callable[..., Any], agent: Any, /, tool_name: str, arguments: Any, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., Any],
+        agent: Any,
+        /,
+        tool_name: str,
+        arguments: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         def open_step() -> Step:
             _HAS_STEP.set(agent.tools.get(tool_name))
@@ -122,7 +129,7 @@ class _ToolCalls:
         return None
 
 
-def _tool(tool: Any, /, *args: Any, sanitize_inputs_outputs: Any = None, **kwargs: Any) -> Step | None:
+def _tool(tool: Any, /, *args: object, sanitize_inputs_outputs: Any = None, **kwargs: object) -> Step | None:
     """A tool that is called by an agent's code, or by another tool; None if the agent's call has a step already."""
     if _HAS_STEP.get() is tool:
         _HAS_STEP.set(None)
@@ -132,7 +139,7 @@ def _tool(tool: Any, /, *args: Any, sanitize_inputs_outputs: Any = None, **kwarg
     return tool_step(tool.name, {**dict(zip(tool.inputs, args, strict=False)), **kwargs})
 
 
-def _code(_executor: Any, code_action: str, *_args: Any, **_kwargs: Any) -> Step:
+def _code(_executor: object, code_action: str, *_args: object, **_kwargs: object) -> Step:
     return tool_step(_INTERPRETER, {"code": code_action})
 
 

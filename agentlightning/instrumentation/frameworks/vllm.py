@@ -61,7 +61,9 @@ class VllmPatch(Patch):
         self.replace(module.OpenAIServingChat, "chat_completion_full_generator", _generate)
 
 
-async def _generate(original: Any, serving: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any) -> Any:
+async def _generate(
+    original: Any, serving: Any, request: Any, result_generator: Any, *args: object, **kwargs: object
+) -> Any:
     """The response of a chat that does not stream, filled with the ids of the engine's last output."""
     last: list[Any] = []
 

@@ -113,7 +113,7 @@ class WeavePatch(Patch):
         self.replace(module.WeaveClient, "finish_call", self._finish_call)
         _follow_stack(self, self._calls)
 
-    def _create_call(self, original: Any, client: Any, op: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _create_call(self, original: Any, client: Any, op: Any, inputs: Any, *args: object, **kwargs: object) -> Any:
         call = original(client, op, inputs, *args, **kwargs)
         self._calls.begin(call, _name_of(op), inputs)
         if kwargs.get("use_stack", True):
@@ -121,7 +121,7 @@ class WeavePatch(Patch):
         return call
 
     def _finish_call(
-        self, original: Any, client: Any, call: Any, output: Any = None, exception: Any = None, **kwargs: Any
+        self, original: Any, client: Any, call: Any, output: Any = None, exception: Any = None, **kwargs: object
     ) -> Any:
         try:
             return original(client, call, output, exception, **kwargs)
@@ -223,7 +223,7 @@ class _LocalCalls:
         self._stack = importlib.import_module("weave.trace.context.call_context")
         self._new_call: Any = importlib.import_module("weave.trace.call").Call
 
-    def take_over(self, _original: Any, project_name: str, *_: Any, **options: Any) -> Any:
+    def take_over(self, _original: object, project_name: str, *_: object, **options: object) -> Any:
         """What `weave.init` does."""
         self.project = project_name
         self.attributes = options.get("attributes") or {}
@@ -236,7 +236,7 @@ class _LocalCalls:
         parent: Any = None,
         attributes: dict[str, Any] | None = None,
         display_name: Any = None,
-        **options: Any,
+        **options: object,
     ) -> Any:
         name, use_stack = _name_of(op), options.get("use_stack", True)
         parent = parent or (self._stack.get_current_call() if use_stack else None)
@@ -258,7 +258,7 @@ class _LocalCalls:
         return call
 
     def finish_call(
-        self, call: Any, output: Any = None, exception: BaseException | None = None, *, op: Any = None, **_: Any
+        self, call: Any, output: Any = None, exception: BaseException | None = None, *, op: Any = None, **_: object
     ) -> None:
         postprocess = getattr(op, "postprocess_output", None)
         call.output = postprocess(output) if postprocess else output
@@ -266,7 +266,7 @@ class _LocalCalls:
         self._calls.end(call, call.output, exception)
         self._stack.pop_call(call.id)
 
-    def finish(self, *_: Any, **__: Any) -> None:
+    def finish(self, *_: object, **__: object) -> None:
         """Nothing is on its way anywhere."""
 
     flush = finish

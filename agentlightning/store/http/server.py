@@ -156,11 +156,11 @@ class LightningStoreServer(LightningStore):
             raise RuntimeError("Only the process that made a store server can start or stop it.")
         return self._launcher
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         args = replace(self.launcher_args, port=self.port, reserved=None)
         return {"address": self.endpoint, "token": self._token, "args": args}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.launcher_args = state["args"]
         self._token = state["token"]
         self._launcher = None

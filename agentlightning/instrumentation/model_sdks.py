@@ -26,7 +26,7 @@ from agentlightning.dialects import (
 from agentlightning.dialects.attributes import plain_text
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.model_calls import CallWatch, ModelCall, read_along, read_whole
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Patch, PatchedCall
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
     ModelRequest,
@@ -73,21 +73,20 @@ class _BaseClientPatch(Patch):
         self._last_address: tuple[Any, str] = (None, "")
 
     def change(self, module: ModuleType) -> None:
-        self.replace(module.SyncAPIClient, "request", self._request)
-        self.replace(module.AsyncAPIClient, "request", self._request_async)
         for client in (module.SyncAPIClient, module.AsyncAPIClient):
+            self.surround(client, "request", self._request)
             if hasattr(client, "_process_response"):  # where the answer still has its headers
                 self.replace(client, "_process_response", self._process_response)
 
-    def _request(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: object) -> Any:
+    @contextmanager
+    def _request(
+        self, _original: object, client: Any, cast_to: object, options: Any, **kwargs: object
+    ) -> Iterator[PatchedCall]:
         options, call = self._begun(client, options)
+        made = PatchedCall((client, cast_to, options), kwargs)
         with _making(call):
-            return _followed(call, original(client, cast_to, options, **kwargs))
-
-    async def _request_async(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: object) -> Any:
-        options, call = self._begun(client, options)
-        with _making(call):
-            return _followed(call, await original(client, cast_to, options, **kwargs))
+            yield made
+            _follow(call, made.result)
 
     @staticmethod
     def _process_response(original: Any, client: Any, **kwargs: object) -> Any:
@@ -274,13 +273,13 @@ def _making(call: ModelCall | None) -> Iterator[None]:
         _CALL.reset(token)
 
 
-def _followed(call: ModelCall | None, answer: Any) -> Any:
-    """The answer, with which its call is finished: now, or when that has been read."""
+def _follow(call: ModelCall | None, answer: Any) -> None:
+    """Finish a call with its answer: now, or when that has been read."""
     if call is None:
-        return answer
+        return
     if isinstance(answer, BaseModel):  # as most; to ask it for what it has not takes long
         call.finish(answer)
-        return answer
+        return
     try:
         response = getattr(answer, "http_response", None)  # of a raw response
         if response is None and hasattr(answer, "__stream__"):
@@ -296,7 +295,6 @@ def _followed(call: ModelCall | None, answer: Any) -> Any:
     except Exception as error:  # the caller gets its answer all the same
         logger.exception("The answer of a model could not be followed.")
         call.finish(error=f"not recorded: {error}")
-    return answer
 
 
 def _is_recorded_by_agentops(span_name: str) -> bool:

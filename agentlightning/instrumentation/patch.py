@@ -11,6 +11,8 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -19,7 +21,7 @@ from typing_extensions import Self
 from agentlightning.instrumentation.imports import ImportWatch, is_installed
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["Foreign", "Patch"]
+__all__ = ["Foreign", "Patch", "PatchedCall"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,16 @@ Foreign: TypeAlias = Any
 """Something of a library that is not imported here, so that its type is not known."""
 Wrapper = Callable[..., Foreign]
 """Called with the original function, then with its arguments."""
+
+
+@dataclass
+class PatchedCall:
+    """One call of a function that is patched."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    result: Foreign = None
+    """What the caller gets; known when the original function has returned."""
 
 
 class Patch:
@@ -59,6 +71,22 @@ class Patch:
         A coroutine function stays one; its wrapper must be one too.
         """
         self.when_undone(_replaced(owner, attribute, wrapper))
+
+    def surround(self, owner: Any, attribute: str, context: Callable[..., AbstractContextManager[PatchedCall]]) -> None:
+        """Have calls of a function, plain or a coroutine function, made in `context(original, *arguments)`."""
+
+        def call(original: Wrapper, /, *args: object, **kwargs: object) -> Foreign:
+            with context(original, *args, **kwargs) as made:
+                made.result = original(*made.args, **made.kwargs)
+            return made.result
+
+        async def call_async(original: Wrapper, /, *args: object, **kwargs: object) -> Foreign:
+            with context(original, *args, **kwargs) as made:
+                made.result = await original(*made.args, **made.kwargs)
+            return made.result
+
+        is_async = inspect.iscoroutinefunction(getattr(owner, attribute))
+        self.replace(owner, attribute, call_async if is_async else call)
 
     def when_undone(self, undo: Callable[[], object]) -> None:
         """Call this when the patch is undone; the last that was given is called first."""

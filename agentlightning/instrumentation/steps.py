@@ -8,7 +8,6 @@ function so; patches that hear of a beginning and an end apart make steps themse
 """
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing_extensions import Self
 
 from agentlightning.dialects.attributes import as_json
 from agentlightning.instrumentation.otel_internals import is_suppressed, set_attributes
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Patch, PatchedCall
 from agentlightning.types.agents import agent_name
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.otel import SCOPE_NAME
@@ -221,19 +220,13 @@ def record_calls(
         on_result: Gets the step and what the call returned.
     """
 
-    def finish(step: Step | None, result: Any) -> Any:
-        if step is not None and on_result is not None:
-            with guarded(patch.name):
-                on_result(step, result)
-        return result
-
-    def call(original: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    @contextmanager
+    def record(_original: object, /, *args: object, **kwargs: object) -> Iterator[PatchedCall]:
+        made = PatchedCall(args, kwargs)
         with recorded(patch.name, lambda: open_step(*args, **kwargs), harmless=harmless) as step:
-            return finish(step, original(*args, **kwargs))
+            yield made
+            if step is not None and on_result is not None:
+                with guarded(patch.name):
+                    on_result(step, made.result)
 
-    async def call_async(original: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
-        with recorded(patch.name, lambda: open_step(*args, **kwargs), harmless=harmless) as step:
-            return finish(step, await original(*args, **kwargs))
-
-    is_async = inspect.iscoroutinefunction(getattr(owner, attribute))
-    patch.replace(owner, attribute, call_async if is_async else call)
+    patch.surround(owner, attribute, record)

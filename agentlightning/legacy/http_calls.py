@@ -7,12 +7,12 @@ Each hop of a redirect is a call of its own, and so is each attempt that a libra
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from agentlightning.instrumentation.patch import Foreign, Patch
+from agentlightning.instrumentation.patch import Foreign, Patch, PatchedCall
 from agentlightning.instrumentation.steps import guarded
 
 __all__ = ["HttpCall", "http_patches"]
@@ -213,25 +213,22 @@ class HttpxPatch(_HttpPatch):
             return
         self._read_stream = _stream_kind(module)
         self._not_read = module.RequestNotRead
-        self.replace(module.HTTPTransport, "handle_request", self._handle)
-        self.replace(module.AsyncHTTPTransport, "handle_async_request", self._handle_async)
+        self.surround(module.HTTPTransport, "handle_request", self._handle)
+        self.surround(module.AsyncHTTPTransport, "handle_async_request", self._handle)
 
-    def _handle(self, original: Foreign, transport: Foreign, request: Foreign) -> Foreign:
-        call = self._begun(request)
-        response = _failing(call, original, transport, request)
-        self._follow(call, response)
-        return response
-
-    async def _handle_async(self, original: Foreign, transport: Foreign, request: Foreign) -> Foreign:
-        call = self._begun(request)
+    @contextmanager
+    def _handle(self, _original: object, transport: Foreign, request: Foreign) -> Iterator[PatchedCall]:
+        call, made = self._begun(request), PatchedCall((transport, request))
         try:
-            response = await original(transport, request)
+            yield made
         except BaseException as error:
             if call is not None:
                 call.fail(error)
             raise
-        self._follow(call, response)
-        return response
+        if call is not None:
+            with guarded(self.name):
+                call.answer(made.result.status_code, made.result.headers.multi_items())
+                made.result.stream = self._read_stream(made.result.stream, call.read)
 
     def _begun(self, request: Foreign) -> HttpCall | None:
         call = self.begin(request.method, str(request.url), request.headers.multi_items())
@@ -239,12 +236,6 @@ class HttpxPatch(_HttpPatch):
             with suppress(self._not_read):  # a body that is made while it is sent is not kept
                 call.send(request.content)
         return call
-
-    def _follow(self, call: HttpCall | None, response: Foreign) -> None:
-        if call is not None:
-            with guarded(self.name):
-                call.answer(response.status_code, response.headers.multi_items())
-                response.stream = self._read_stream(response.stream, call.read)
 
 
 class Httpx2Patch(HttpxPatch):

@@ -8,13 +8,14 @@ made in its turn.
 
 import copy
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, ClassVar
 
 from agentlightning.instrumentation.frameworks.langchain_runs import LANGCHAIN, Recorder, Run, enter, leave, place_kept
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Patch, PatchedCall
 from agentlightning.instrumentation.steps import guarded
 
 __all__ = ["LangChainPatch"]
@@ -115,21 +116,17 @@ class _ModelsPatch(Patch):
 
     def change(self, module: ModuleType) -> None:
         model = getattr(module, self.model)
-        self.replace(model, "generate", _generate)
-        self.replace(model, "agenerate", _generate_async)
-        if hasattr(model, f"_{self.maker}") and hasattr(model, f"_a{self.maker}"):
-            self.replace(model, f"_{self.maker}", self._make)
-            self.replace(model, f"_a{self.maker}", self._make_async)
+        for name in ("generate", "agenerate"):
+            self.surround(model, name, _generate)
+        makers = (f"_{self.maker}", f"_a{self.maker}")
+        for name in makers if all(hasattr(model, maker) for maker in makers) else ():
+            self.surround(model, name, self._make)
 
-    def _make(self, original: Any, *args: object, **kwargs: object) -> Any:
+    @contextmanager
+    def _make(self, _original: object, *args: object, **kwargs: object) -> Iterator[PatchedCall]:
         with place_kept():
             self._enter_first(args, kwargs)
-            return original(*args, **kwargs)
-
-    async def _make_async(self, original: Any, *args: object, **kwargs: object) -> Any:
-        with place_kept():
-            self._enter_first(args, kwargs)
-            return await original(*args, **kwargs)
+            yield PatchedCall(args, kwargs)
 
     def _enter_first(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Several prompts of one call lie beneath the first run; what is seen there is seen for all."""
@@ -164,11 +161,7 @@ class _TextModelsPatch(_ModelsPatch):
         return managers or ()
 
 
-def _generate(original: Any, *args: object, **kwargs: object) -> Any:
+@contextmanager
+def _generate(_original: object, *args: object, **kwargs: object) -> Iterator[PatchedCall]:
     with place_kept():
-        return original(*args, **kwargs)
-
-
-async def _generate_async(original: Any, *args: object, **kwargs: object) -> Any:
-    with place_kept():
-        return await original(*args, **kwargs)
+        yield PatchedCall(args, kwargs)

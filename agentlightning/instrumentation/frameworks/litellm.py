@@ -21,7 +21,8 @@ import inspect
 import sys
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from types import CellType, ModuleType
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ from agentlightning.instrumentation.frameworks.litellm_redirect import (
     refuse_redirect,
 )
 from agentlightning.instrumentation.model_calls import WATCH, CallWatch, ModelCall, read_along, read_whole
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Patch, PatchedCall
 from agentlightning.instrumentation.redirect import parent_header
 from agentlightning.instrumentation.steps import guarded, is_suppressed
 
@@ -93,11 +94,10 @@ class LiteLLMPatch(Patch):
             decorated = getattr(sys.modules.get(name), function, None)
             if decorated is not None:
                 self._replace_within(decorated, _called_other)
-        self.replace(handlers.HTTPHandler, "post", functools.partial(_post, self._records))
-        self.replace(handlers.AsyncHTTPHandler, "post", functools.partial(_post_async, self._records))
-        if self._records:
-            self.replace(module.CustomStreamWrapper, "__next__", _next_chunk)
-            self.replace(module.CustomStreamWrapper, "__anext__", _next_chunk_async)
+        for handler in (handlers.HTTPHandler, handlers.AsyncHTTPHandler):
+            self.surround(handler, "post", functools.partial(_post, self._records))
+        for name in ("__next__", "__anext__") if self._records else ():
+            self.surround(module.CustomStreamWrapper, name, _next_chunk)
 
     def _replace_within(self, decorated: Any, called: Callable[..., Any]) -> None:
         """Have the function that a decorator of LiteLLM's holds on to called by us, with its arguments by name."""
@@ -139,28 +139,22 @@ def _provider(logging: Any) -> str:
 # ---------------------------------------------------------------------- requests as they are sent
 
 
-def _post(records: bool, original: Callable[..., Any], handler: Any, url: str, *args: object, **kwargs: object) -> Any:
+@contextmanager
+def _post(
+    records: bool, original: Callable[..., Any], handler: object, url: str, *args: object, **kwargs: Any
+) -> Iterator[PatchedCall]:
     post = redirected_post(original, handler, Post(str(url), args, kwargs))
     call = _begun(post) if records else None
+    made = PatchedCall((handler, post.url, *post.args), post.kwargs)
     try:
-        return _followed(call, original(handler, post.url, *post.args, **post.kwargs))
+        yield made
     except BaseException as error:
         if call is not None:
             call.finish(error=error)
         raise
-
-
-async def _post_async(
-    records: bool, original: Callable[..., Any], handler: Any, url: str, *args: object, **kwargs: object
-) -> Any:
-    post = redirected_post(original, handler, Post(str(url), args, kwargs))
-    call = _begun(post) if records else None
-    try:
-        return _followed(call, await original(handler, post.url, *post.args, **post.kwargs))
-    except BaseException as error:
-        if call is not None:
-            call.finish(error=error)
-        raise
+    if call is not None:
+        with guarded(LiteLLMPatch.name):
+            (read_whole if made.result.is_closed else read_along)(call, made.result)
 
 
 def _begun(post: Post) -> ModelCall | None:
@@ -183,15 +177,6 @@ def _begun(post: Post) -> ModelCall | None:
                 post.kwargs["headers"] |= parent_header(call.step.span)
             return call
     return None
-
-
-def _followed(call: ModelCall | None, response: Any) -> Any:
-    with guarded(LiteLLMPatch.name):
-        if call is not None and response.is_closed:
-            read_whole(call, response)
-        elif call is not None:
-            read_along(call, response)
-    return response
 
 
 # ---------------------------------------------------------------------- calls as LiteLLM translates them
@@ -267,34 +252,19 @@ class _StreamedCall:
     """False if the body is recorded as it is read, which LiteLLM does not always do to the end."""
 
 
-def _next_chunk(original: Callable[..., Any], stream: Any) -> Any:
-    try:
-        return _taken(stream, original(stream))
-    except BaseException as error:
-        _end_stream(stream, error)
-        raise
-
-
-async def _next_chunk_async(original: Callable[..., Any], stream: Any) -> Any:
-    try:
-        return _taken(stream, await original(stream))
-    except BaseException as error:
-        _end_stream(stream, error)
-        raise
-
-
-def _taken(stream: Any, chunk: Any) -> Any:
+@contextmanager
+def _next_chunk(_original: object, stream: Any) -> Iterator[PatchedCall]:
     streamed: _StreamedCall | None = vars(stream).get(_CALL)
+    made = PatchedCall((stream,))
+    try:
+        yield made
+    except BaseException as error:
+        if streamed is not None:
+            streamed.call.finish(error=None if isinstance(error, (StopIteration, StopAsyncIteration)) else error)
+        raise
     if streamed is not None and streamed.takes_chunks:
         with guarded(LiteLLMPatch.name):
-            streamed.call.add_event(_plain(chunk))
-    return chunk
-
-
-def _end_stream(stream: Any, error: BaseException) -> None:
-    streamed: _StreamedCall | None = vars(stream).get(_CALL)
-    if streamed is not None:
-        streamed.call.finish(error=None if isinstance(error, (StopIteration, StopAsyncIteration)) else error)
+            streamed.call.add_event(_plain(made.result))
 
 
 def _plain(value: Any) -> Any:

@@ -16,14 +16,17 @@ candidate among others. To resume a comparison, add the pairs it had to a new on
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist, fmean
 from typing import Literal
 
+from typing_extensions import Self
+
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["Gate", "PairedComparison", "Verdict"]
+__all__ = ["Gate", "PairedComparison", "Verdict", "gain_summary"]
 
 Verdict = Literal["undecided", "better", "not better"]
 
@@ -139,6 +142,12 @@ class PairedComparison:
         self._logs = [log + growth for log, growth in zip(self._logs, self._growths(difference), strict=True)]
         self._verdict = self._judged()
         return self._verdict
+
+    def with_all(self, pairs: Iterable[tuple[float, float]]) -> Self:
+        """The same, after all of these pairs."""
+        for pair in pairs:
+            self.add(*pair)
+        return self
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.estimate if self.pairs else 'no pairs'}"
@@ -286,3 +295,23 @@ class Gate:
         """Take back what promotions did not use, and forget what is spent."""
         self._left += sum(lent.alpha for lent in self._lent if lent.verdict == "better")
         self._lent = [lent for lent in self._lent if lent.verdict == "undecided"]
+
+
+def gain_summary(before: Sequence[float | None], after: Sequence[float | None]) -> JsonObject:
+    """The gain of a training for the summary of its run, by the test that admits prompts; empty without pairs.
+
+    Args:
+        before: The reward of the base for each task; None for a rollout that failed and does not count.
+        after: The reward of the result, for the same tasks in the same order.
+    """
+    both = zip(before, after, strict=True) if len(before) == len(after) else ()
+    pairs = [(base, result) for base, result in both if base is not None and result is not None]
+    if not pairs:
+        return {}
+    rewards = [reward for pair in pairs for reward in pair]
+    reward_range = (min(0.0, *rewards), max(1.0, *rewards))
+    comparison = PairedComparison(max_pairs=len(pairs), min_pairs=len(pairs), reward_range=reward_range).with_all(pairs)
+    found = comparison.estimate
+    return {
+        "gain": {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n, "verdict": comparison.verdict}
+    }

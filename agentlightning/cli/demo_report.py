@@ -15,7 +15,7 @@ from rich.table import Table
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.batches import Batches, FinishedRollout, Sent, rewards_of_tasks, score_of
-from agentlightning.algorithm.gain import gain_summary
+from agentlightning.algorithm.comparison import gain_summary
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.store import LightningStore

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.batches import FinishedRollout
-from agentlightning.algorithm.gain import gain_summary
+from agentlightning.algorithm.comparison import gain_summary
 from agentlightning.algorithm.sentinel import Sentinel, alarms_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Rollout, Span

@@ -30,8 +30,8 @@ from agentlightning.algorithm.batches import (
     rewards_of_tasks,
     score_of,
 )
+from agentlightning.algorithm.comparison import gain_summary
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
-from agentlightning.algorithm.gain import gain_summary
 from agentlightning.algorithm.grpo.checkpoints import digest_of
 from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of, reward_means, weighted_rewards
 from agentlightning.algorithm.grpo.policy import (

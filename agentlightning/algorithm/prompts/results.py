@@ -87,9 +87,7 @@ def overall_gain(
     if not pairs:
         return None
     comparison = PairedComparison(alpha, max_pairs=planned, min_pairs=planned, reward_range=reward_range)
-    for before, after in pairs:
-        comparison.add(before, after)
-    return comparison.estimate
+    return comparison.with_all(pairs).estimate
 
 
 @dataclass(frozen=True)

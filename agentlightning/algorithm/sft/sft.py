@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm, Tasks
 from agentlightning.algorithm.batches import Batches, retried_config, rewards_of_tasks, score_of
+from agentlightning.algorithm.comparison import gain_summary
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
-from agentlightning.algorithm.gain import gain_summary
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of

@@ -33,17 +33,6 @@ from agentlightning.types.tracer import Span
 if TYPE_CHECKING:
     from agentlightning.adapter.tree import TraceTree
 
-__all__ = [
-    "ANY_CALL_MATCH",
-    "PROXY_SPANS",
-    "TRACED_CALL_MATCH",
-    "CallCandidate",
-    "CallFilter",
-    "CallScope",
-    "ProxiedCalls",
-    "call_test",
-]
-
 PROXY_SPANS: Final = frozenset({PROXY_REQUEST, RAW_REQUEST})
 TRACED_CALL_MATCH: Final = (
     r"openai\.(chat\.completion|completion|responses)|anthropic\.messages(?!\.(batches|count_tokens))"

@@ -7,7 +7,6 @@ never raises: what is absent is None, and what is present but makes no sense is 
 
 import ast
 import json
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -45,7 +44,6 @@ __all__ = [
     "weights_version_of",
 ]
 
-logger = logging.getLogger(__name__)
 
 SpanAttributes: TypeAlias = Mapping[str, Any]
 

@@ -8,8 +8,6 @@ from typing import Protocol
 from agentlightning.types.rewards import number_or_none, reward_payload_of
 from agentlightning.types.tracer import Span
 
-__all__ = ["RewardMatchPolicy", "TimedNode", "closest_enclosing", "match_in_order", "movable"]
-
 
 class RewardMatchPolicy(str, Enum):
     """Where the reward of a call is looked for."""

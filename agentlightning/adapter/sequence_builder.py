@@ -17,8 +17,6 @@ from agentlightning.adapter.sequences import Break, BreakReason, FinishReason, S
 from agentlightning.types.tracer import Span
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["CallTokens", "OpenSequence", "SequenceBuilder"]
-
 _DIGEST_FACTOR = 1_000_003
 _DIGEST_MASK = (1 << 61) - 1
 

@@ -18,20 +18,6 @@ from typing_extensions import Self
 
 from agentlightning.utils.private_files import replaced_file
 
-__all__ = [
-    "Break",
-    "BreakReason",
-    "DropReason",
-    "DroppedCall",
-    "FinishReason",
-    "SampledCall",
-    "TokenSequence",
-    "TraceReport",
-    "Trajectory",
-    "read_jsonl",
-    "write_jsonl",
-]
-
 Record = TypeVar("Record", bound=BaseModel)
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "abort"]

@@ -43,8 +43,6 @@ from agentlightning.types.rewards import is_reward_scope, reward_payload_of
 from agentlightning.types.tracer import Span
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["ANY_AGENT", "LLM_CALL_MATCH", "TraceTree"]
-
 logger = logging.getLogger(__name__)
 
 LLM_CALL_MATCH: Final = r"openai\.chat\.completion"

@@ -21,19 +21,6 @@ from typing import Literal, get_args
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = [
-    "Estimate",
-    "FailedChoice",
-    "FailedReward",
-    "check_failed_reward",
-    "effect_of_failed",
-    "estimate",
-    "is_finite",
-    "reward_of_failed",
-    "summary_of",
-    "validation_summary",
-]
-
 CONFIDENCE = 0.95
 LARGEST_REWARD = 1e100
 """Rewards beyond this cannot be squared and summed; they count as not finite."""

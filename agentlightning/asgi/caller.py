@@ -21,8 +21,6 @@ from agentlightning.asgi.request import ConnectionScope
 from agentlightning.errors import NotAllowed
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["CallerCheck"]
-
 _HEADERS: Final = frozenset(
     (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"user-agent")
 )

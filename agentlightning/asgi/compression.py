@@ -11,16 +11,6 @@ from typing import Final
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
 
-__all__ = [
-    "COMPRESS_FROM_BYTES",
-    "GZIP_MAGIC",
-    "compressed",
-    "compressed_parts",
-    "decompress",
-    "decompressed",
-    "too_large",
-]
-
 COMPRESS_FROM_BYTES: Final = 1024
 """Bodies above this travel compressed."""
 GZIP_MAGIC: Final = b"\x1f\x8b"

@@ -10,8 +10,6 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["TimedProtocol"]
-
 HEADER_SECONDS = 30.0
 MOST_HEAD_BYTES = 64 * 1024
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"

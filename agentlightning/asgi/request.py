@@ -11,8 +11,6 @@ from agentlightning.asgi.compression import too_large
 from agentlightning.errors import AgentLightningError, InvalidValue
 from agentlightning.utils.deadline import within
 
-__all__ = ["ConnectionScope", "Disconnected", "Message", "Receive", "Request", "RequestTimeout", "Send"]
-
 ResultT = TypeVar("ResultT")
 Message = MutableMapping[str, Any]
 ConnectionScope = MutableMapping[str, Any]

@@ -12,17 +12,6 @@ from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, com
 from agentlightning.asgi.request import Disconnected, Message, Send
 from agentlightning.errors import AgentLightningError
 
-__all__ = [
-    "NOSNIFF",
-    "Header",
-    "LargeResponse",
-    "Response",
-    "error_response",
-    "json_response",
-    "response_of",
-    "with_nosniff",
-]
-
 Header = tuple[bytes, bytes]
 
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")

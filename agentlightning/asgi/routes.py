@@ -10,8 +10,6 @@ from urllib.parse import unquote_to_bytes
 
 from agentlightning.errors import InvalidValue
 
-__all__ = ["RouteTable"]
-
 EndpointT = TypeVar("EndpointT")
 
 

@@ -17,21 +17,6 @@ from typing import Any, Final, NoReturn
 
 from agentlightning.logging import setup
 
-__all__ = [
-    "Command",
-    "CommandParser",
-    "amount",
-    "finite_number",
-    "named_path",
-    "port_number",
-    "positive_number",
-    "print_json",
-    "say",
-    "seconds",
-    "similar_word",
-    "whole_number",
-]
-
 LAST_PORT: Final = 65535
 LOG_LEVELS: Final = "DEBUG, INFO, WARNING or ERROR"
 _WRONG_USE: Final = 2

@@ -31,8 +31,6 @@ from agentlightning.store import LightningStoreServer
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.utils.server_launcher import ending_signal
 
-__all__ = ["COMMAND", "main"]
-
 LOOPBACK = "127.0.0.1"
 MASTER_TOKEN_BYTES = 32
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.codec import ChatCodec, Message
     from agentlightning.engine.scheduler import InferenceEngine
 
-__all__ = ["Example", "PhaseSentinel", "Report", "read_report", "show_report", "skills_of"]
-
 PREFIX: Final = "phases/"
 LABELS: Final = {
     "calls_tool": "calls the tool",

@@ -27,8 +27,6 @@ from agentlightning.trainer import Trainer
 from agentlightning.utils.installation import install_command
 from agentlightning.verdict.findings import Finding
 
-__all__ = ["COMMAND", "Check", "examine", "main"]
-
 EXAMPLES: Final = """\
 examples:
   agl doctor           a line for each thing that was looked at; exit code 1 if something is wrong

@@ -37,8 +37,6 @@ from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.trainer import Trainer
 from agentlightning.types import NamedResources, PromptTemplate, RolloutConfig
 
-__all__ = ["COMMAND", "main"]
-
 DEFAULT_CONCURRENCY: Final = 16
 DEFAULT_TIMEOUT: Final = 600.0
 MOST_ERRORS: Final = 3

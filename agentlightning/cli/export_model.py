@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.checkpoints import Checkpoint
     from agentlightning.engine.model import CausalModel
 
-__all__ = ["COMMAND", "Choice", "check_model", "check_torch", "export", "is_checkpoints", "main"]
-
 STEP_FOLDERS: Final = "step-*"
 MODEL_FILES: Final = ("tiny.json", "config.json")
 """One of these is in every folder with a model: ours, and Hugging Face's."""

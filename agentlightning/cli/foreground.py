@@ -23,8 +23,6 @@ from agentlightning.utils.child_process import (
     wait_for_event,
 )
 
-__all__ = ["ForegroundProgram", "has_terminal_signals", "streams_to_capture"]
-
 _TERMINAL: Final = "/dev/tty"
 
 

@@ -22,8 +22,6 @@ from agentlightning.types import NamedResources, PromptTemplate, RolloutStatus
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.installation import install_command
 
-__all__ = ["COMMAND", "StoreTools", "main"]
-
 MOST_ROWS: Final = 100
 """A coding agent reads an answer whole, so that long lists cost it dearly."""
 MOST_TEXT: Final = 2_000

@@ -18,8 +18,6 @@ from agentlightning.cli.command import amount, named_path, whole_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import Budget, ModelConfig
 
-__all__ = ["Models", "add_budget_arguments", "add_model_arguments", "budget_of", "models_of", "passed_through"]
-
 FORMS: Final = (
     "NAME=http://host:port/v1 for a server that speaks as OpenAI's does, NAME=provider/model@URL for another, or "
     "NAME=provider/model for the provider's own address"

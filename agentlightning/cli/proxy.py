@@ -19,8 +19,6 @@ from agentlightning.store import LightningStore
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.utils.server_launcher import ENDING_SIGNALS, tune_process
 
-__all__ = ["COMMAND", "main", "proxy_of"]
-
 DEFAULT_PORT: Final = 4749
 DEFAULT_RETRIES: Final = 2
 _OFF: Final = "off"

@@ -48,8 +48,6 @@ from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX
 from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.clipped_text import redacted
 
-__all__ = ["COMMAND", "Report", "main"]
-
 _READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 _LONGEST_TEXT: Final = 60
 _WIDE: Final = 400

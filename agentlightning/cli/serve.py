@@ -10,8 +10,6 @@ from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.http.tokens import refuse_open_address
 
-__all__ = ["COMMAND", "main"]
-
 DEFAULT_PORT: Final = 4750
 DEFAULT_SEQUENCES: Final = 64
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")

@@ -11,19 +11,6 @@ import aiohttp
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 
-__all__ = [
-    "FirstResponse",
-    "existing_file",
-    "first_response",
-    "is_database",
-    "is_remote",
-    "open_store",
-    "outage_of",
-    "path_of",
-    "postgres_store",
-    "statistics_of",
-]
-
 FIRST_RESPONSE_SECONDS = 8.0
 """How long a server may take for its first response; those that follow may take longer, for a store may be busy."""
 _HEALTH_PATH = "/health"

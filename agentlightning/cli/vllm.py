@@ -32,8 +32,6 @@ from agentlightning.engine.vllm.options import (
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.vllm import instrument_vllm
 
-__all__ = ["COMMAND", "main"]
-
 _COMMAND_LINE: Final = "vllm.entrypoints.cli.main"
 _MODEL_OPTION: Final = "--model"
 _SERVE: Final = "serve"

@@ -12,8 +12,6 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.store import LightningStore
 from agentlightning.verdict import verdict_of_rollout, verdict_of_run
 
-__all__ = ["COMMAND", "judged", "main"]
-
 EXAMPLES = """\
 examples:
   agl why runs.db                          the newest run of a store

@@ -30,8 +30,6 @@ from agentlightning.dialects.output import (
 from agentlightning.dialects.sse import DONE
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = ["DIALECT", "ChatAssembler", "ChatReader", "ChatWriter", "function_call", "read_output", "write_output"]
-
 _PLAIN_MESSAGE: Final = {"role", "content"}
 _TEXTS: Final = ("content", "refusal", "reasoning_content", "reasoning")
 """Parts of an answer that come in pieces."""

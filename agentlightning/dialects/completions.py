@@ -6,8 +6,6 @@ from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Dialect, Thing, field, items
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = ["DIALECT"]
-
 
 def request_attributes(body: JsonMapping) -> Attributes:
     attributes: Attributes = {}

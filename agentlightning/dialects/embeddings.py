@@ -4,8 +4,6 @@ from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Dialect, Thing, as_json, field, items
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = ["DIALECT"]
-
 
 def request_attributes(body: JsonMapping) -> Attributes:
     attributes: Attributes = {}

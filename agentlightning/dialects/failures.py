@@ -19,8 +19,6 @@ from agentlightning.dialects.sse import ServerSentEvent
 from agentlightning.errors import ProxyError
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = ["BackendStreamError", "Failure", "error_body", "error_event", "failure_in_stream", "failure_of"]
-
 MAX_MESSAGE_CHARACTERS: Final = 2000
 
 _ANTHROPIC_STATUSES: Final[Mapping[str, int]] = {

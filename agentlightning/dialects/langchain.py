@@ -10,8 +10,6 @@ from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Thing, ToolParts, field, items
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = ["request_attributes", "response_attributes"]
-
 _ROLES: Final = {"human": "user", "ai": "assistant", "function": "tool"}
 """By the type of a message; other types are roles themselves."""
 _KNOWN_ROLES: Final = ("developer", "system", "user", "assistant", "tool")

@@ -18,8 +18,6 @@ from agentlightning.dialects.output import (
 )
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = ["DIALECT", "MessagesReader", "MessagesWriter", "read_output", "write_output"]
-
 _Entry = tuple[Any, Any, str | None, list[ToolParts]]
 """Role, content, the call it answers, and the tools it calls."""
 

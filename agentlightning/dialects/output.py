@@ -16,20 +16,6 @@ from agentlightning.dialects.attributes import JsonObject
 from agentlightning.dialects.sse import ServerSentEvent
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = [
-    "REASONING_FIELDS",
-    "ModelOutput",
-    "OutputCall",
-    "StreamReader",
-    "StreamWriter",
-    "TextKind",
-    "TokenUsage",
-    "arguments_object",
-    "arguments_text",
-    "read_openai_usage",
-    "write_openai_usage",
-]
-
 TextKind = Literal["content", "refusal", "reasoning"]
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 """Where chat servers put the reasoning of a model; OpenAI's own has no field for it."""

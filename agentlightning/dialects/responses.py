@@ -22,8 +22,6 @@ from agentlightning.dialects.output import (
 )
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = ["DIALECT", "ResponsesReader", "ResponsesWriter", "read_output", "reasoning_text", "write_output"]
-
 _LAST_EVENTS: Final = ("response.completed", "response.incomplete", "response.failed")
 
 

@@ -10,8 +10,6 @@ from typing import Final
 
 from agentlightning.errors import ProxyError
 
-__all__ = ["DONE", "InvalidStream", "ServerSentEvent", "SseParser"]
-
 MAX_EVENT_BYTES: Final = 32 * 1024 * 1024
 _BOM: Final = b"\xef\xbb\xbf"
 

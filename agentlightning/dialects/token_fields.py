@@ -10,15 +10,6 @@ from typing import Final
 from agentlightning.dialects.attributes import DialectName
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = [
-    "asks_for_ids",
-    "asks_for_logprobs",
-    "is_unasked_usage_chunk",
-    "with_tokens_asked",
-    "with_usage_asked",
-    "without_unasked",
-]
-
 _ID_FIELDS: Final = ("prompt_token_ids", "token_ids", "response_token_ids")
 _INCLUDED_LOGPROBS: Final = "message.output_text.logprobs"
 

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
@@ -21,7 +20,6 @@ from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 
 __all__ = ["OperationContext", "emit_annotation", "operation"]
 
-logger = logging.getLogger(__name__)
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 

@@ -28,8 +28,6 @@ from agentlightning.tracer.spans import core_fields_of, readable_span
 from agentlightning.types import SpanCoreFields
 from agentlightning.utils.otel import check_attributes_sanity, flatten_attributes
 
-__all__ = ["EmittedSpan", "TracerSource", "emit", "plain_value", "user_attributes"]
-
 logger = logging.getLogger(__name__)
 
 TracerSource = Callable[..., trace.Tracer]

@@ -24,8 +24,6 @@ from agentlightning.engine.sampler import sample_tokens
 from agentlightning.engine.sampling import SequenceState
 from agentlightning.errors import EngineError
 
-__all__ = ["Batch", "HeldPrefixes", "PrefixMatch"]
-
 logger = logging.getLogger(__name__)
 
 PREFILL_TOKENS: Final = 8192

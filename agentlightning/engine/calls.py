@@ -15,8 +15,6 @@ from agentlightning.engine.requests import CompletionRequest
 from agentlightning.engine.sampling import Generation, GenerationFuture
 from agentlightning.engine.stop_text import StoppedParser, TextParser
 
-__all__ = ["Call", "CallbackQueue", "CallsInFlight", "Choice"]
-
 
 class CallbackQueue:
     """Runs functions in an event loop, for a thread that has many of them at once."""

@@ -31,8 +31,6 @@ from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.private_files import bring_to_disk
 
-__all__ = ["EXTRA_FILE", "check_replaceable", "load", "read_extra", "save_model"]
-
 TINY: Final = "tiny"
 SMOLLM2: Final = "smollm2"
 EXTRA_FILE: Final = "agentlightning.json"

@@ -9,8 +9,6 @@ from agentlightning.errors import EngineError
 from agentlightning.utils.child_process import DRAIN_SECONDS, Program, ProgramPlan, wait_for_event
 from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["ChildProgram"]
-
 logger = logging.getLogger(__name__)
 
 LAST_LINES: Final = 30

@@ -11,21 +11,6 @@ from typing import Any, Protocol, TypeAlias
 
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = [
-    "Message",
-    "ToolDefinition",
-    "ToolCall",
-    "ParsedMessage",
-    "ContentDelta",
-    "ReasoningDelta",
-    "CallStarted",
-    "CallArguments",
-    "Delta",
-    "IncrementalParser",
-    "ChatCodec",
-    "parsed_message",
-]
-
 Message: TypeAlias = dict[str, Any]
 """A message of OpenAI's chat dialect."""
 ToolDefinition: TypeAlias = dict[str, Any]

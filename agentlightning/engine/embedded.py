@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.base import Engine, EngineChoice, EngineRequest
     from agentlightning.engine.weights import PublishedWeights, SharedBlock
 
-__all__ = ["EMBEDDED", "EmbeddedOptions", "EngineServer", "engine_choice"]
-
 logger = logging.getLogger(__name__)
 
 EMBEDDED: Final = "embedded"

@@ -27,8 +27,6 @@ from agentlightning.errors import EngineError
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["HfModel", "load_hf", "round_weights"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_LENGTH: Final = 4096

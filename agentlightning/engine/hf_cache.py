@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-__all__ = ["CachePass", "ReadShape", "SlotCache", "StepShape"]
-
 FIRST_SLOTS: Final = 8
 FIRST_LENGTH: Final = 256
 FEWEST_TOKENS: Final = 32

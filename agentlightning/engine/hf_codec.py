@@ -40,8 +40,6 @@ from agentlightning.engine.stop_text import IncrementalDecoder, StopText
 from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = ["HfChatCodec", "HfParser", "end_ids_of", "parsed_text"]
-
 REMEMBERED: Final = 20_000
 """Messages whose tokens are kept; the oldest are forgotten first."""
 _CALL: Final = "<tool_call>"

@@ -26,18 +26,6 @@ from torch.nn import functional
 
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = [
-    "GROUPED",
-    "PACKED",
-    "CudaGraphs",
-    "attend",
-    "attend_in_groups",
-    "fuse_norms",
-    "register_packed",
-    "row_arguments",
-    "use_groups",
-]
-
 logger = logging.getLogger(__name__)
 
 PACKED: Final = "agentlightning_packed"

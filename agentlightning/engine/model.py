@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from agentlightning.engine.lora import AdapterWeights
 
-__all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "is_small", "logits_of"]
-
 SMALL_MODEL_PARAMETERS: Final = 5_000_000
 
 

@@ -33,8 +33,6 @@ from agentlightning.utils.server_launcher import (
     tune_process,
 )
 
-__all__ = ["ServedEngine", "ServerOptions", "main", "serve"]
-
 _WARM_UP_TOKENS: Final = 2
 WARM_UP_SECONDS: Final = 600.0
 

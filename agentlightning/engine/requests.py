@@ -16,8 +16,6 @@ from agentlightning.engine.sampling import Sampling
 from agentlightning.errors import InvalidRequest
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["CompletionRequest", "json_object", "parse_request"]
-
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20

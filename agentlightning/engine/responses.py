@@ -26,8 +26,6 @@ from agentlightning.engine.codec import (
 from agentlightning.engine.sampling import FinishReason
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["RemembersTurns", "Responses", "event"]
-
 DONE: Final = b"data: [DONE]\n\n"
 
 

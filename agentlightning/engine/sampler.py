@@ -13,8 +13,6 @@ from torch import Tensor
 
 from agentlightning.engine.sampling import SequenceState
 
-__all__ = ["SampledTokens", "sample_tokens"]
-
 _BELOW_ONE: Final = 1.0 - 1e-12
 """Keeps a drawn number below the sum of the probabilities, whatever rounding does."""
 _NEVER: Final = float("-inf")

@@ -15,8 +15,6 @@ from typing import Any, Final, Literal
 
 from agentlightning.errors import InvalidRequest
 
-__all__ = ["FinishReason", "Generation", "GenerationFuture", "OnToken", "Sampling", "SequenceState"]
-
 LEAST_TEMPERATURE: Final = 1e-6
 """Below it, logits divided by it leave the range of 32 bits; 0 stands for anything colder."""
 

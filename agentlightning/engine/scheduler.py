@@ -30,8 +30,6 @@ from agentlightning.engine.weights import check_finite, check_shapes
 from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["InferenceEngine"]
-
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS: Final = 30.0

@@ -34,8 +34,6 @@ from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedReader, read
 from agentlightning.errors import AgentLightningError, ConfigurationError, EngineError, InvalidRequest, NotAllowed
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["EngineApp"]
-
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS: Final = 75

@@ -9,8 +9,6 @@ from typing import Final, Protocol
 
 from agentlightning.engine.codec import ContentDelta, Delta, IncrementalParser
 
-__all__ = ["IncrementalDecoder", "StopText", "StoppedParser", "TextParser"]
-
 _INCOMPLETE: Final = "\ufffd"
 """What the bytes of an incomplete character are decoded to."""
 

@@ -38,20 +38,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.lora import AdapterWeights
     from agentlightning.engine.model import CausalModel
 
-__all__ = [
-    "DESCRIPTION_SUFFIX",
-    "PublishedWeights",
-    "SharedBlock",
-    "SharedReader",
-    "check_finite",
-    "check_shapes",
-    "copy_weights",
-    "gpu_of",
-    "read_weights",
-    "round_by_chance",
-    "write_weights",
-]
-
 DESCRIPTION_SUFFIX: Final = ".shared.json"
 _ALIGNMENT: Final = 256
 """Bytes; where a weight begins in shared memory, so that any number may lie there."""

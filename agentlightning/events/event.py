@@ -12,26 +12,6 @@ Events are values: they compare by content and never change. The fields of `Agen
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-__all__ = [
-    "AgentEvent",
-    "ObjectEvent",
-    "DataEvent",
-    "ConfigEvent",
-    "MessageEvent",
-    "UserMessage",
-    "AgentReply",
-    "ToolCall",
-    "RewardEvent",
-    "NumericReward",
-    "BinaryReward",
-    "SequenceReward",
-    "NamedReward",
-    "StateEvent",
-    "StartEvent",
-    "CompleteEvent",
-    "ErrorEvent",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AgentEvent:

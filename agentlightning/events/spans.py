@@ -52,8 +52,6 @@ from agentlightning.types import AttributeValue, Span, TraceStatus
 from agentlightning.types.agents import agent_name
 from agentlightning.types.rewards import reward_payload_of, rewards_of
 
-__all__ = ["attributes_of", "events_of", "events_of_spans", "span_of"]
-
 # Attributes by which an event that was written as a span is read back as the same event.
 _ROLE: Final = "agentlightning.message.role"
 _SENDER: Final = "agentlightning.message.sender"

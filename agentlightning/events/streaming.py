@@ -32,8 +32,6 @@ from agentlightning.store.foreign import adapted
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, is_finished
 from agentlightning.types import Notice, Rollout, Span
 
-__all__ = ["Batch", "EventStream", "Handler", "StreamMode", "StreamOptions", "current_positions", "stream_events"]
-
 StreamMode = Literal["realtime", "batch", "hybrid"]
 STREAM_MODES: tuple[StreamMode, ...] = ("realtime", "batch", "hybrid")
 Batch: TypeAlias = tuple[AgentEvent, ...]

@@ -30,28 +30,6 @@ from agentlightning.events.event import (
 from agentlightning.types.rewards import reward_value_of
 from agentlightning.types.tracer import Span
 
-__all__ = [
-    "Activity",
-    "Handover",
-    "Progress",
-    "RewardSummary",
-    "Step",
-    "Subtask",
-    "by_agent",
-    "by_task",
-    "grouped",
-    "handovers",
-    "latest_attempts",
-    "mapped",
-    "of_agent",
-    "of_kind",
-    "of_rollout",
-    "pipeline",
-    "progress_of",
-    "subtasks",
-    "where",
-]
-
 KeyT = TypeVar("KeyT", bound=Hashable)
 Step: TypeAlias = Callable[[Iterable[AgentEvent]], Iterator[AgentEvent]]
 

@@ -18,8 +18,6 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import RolloutStatus
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["OrphanedQueueGuard", "until_workers_silent"]
-
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 5.0

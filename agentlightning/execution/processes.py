@@ -27,18 +27,6 @@ from agentlightning.utils.child_process import leave_with_parent
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = [
-    "RestartHandshake",
-    "RunnerProcesses",
-    "handle_signals",
-    "recover_attempts",
-    "restart_on_failure",
-    "run_in_child",
-    "start_context",
-    "start_process",
-    "was_killed",
-]
-
 logger = logging.getLogger(__name__)
 
 ChildWork = Callable[[ExecutionEvent], Coroutine[Any, Any, Any]]

@@ -32,8 +32,6 @@ from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["RayExecutionStrategy"]
-
 logger = logging.getLogger(__name__)
 
 THIS_MACHINE: Final = "127.0.0.1"

@@ -26,8 +26,6 @@ from agentlightning.utils.deadline import until
 from agentlightning.utils.id import worker_id
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["Control", "RayRunners", "RunnerActor", "pickled_runner"]
-
 logger = logging.getLogger(__name__)
 
 PLACEMENT_SECONDS: Final = 30.0

@@ -12,8 +12,6 @@ from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ImportWatch", "is_installed"]
-
 Callback = Callable[[ModuleType], None]
 
 

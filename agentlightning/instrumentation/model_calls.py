@@ -28,20 +28,6 @@ from agentlightning.store.copies import replaced
 from agentlightning.types import Span
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = [
-    "RECORDED_AS",
-    "RECORDED_HEADER",
-    "WATCH",
-    "CallWatch",
-    "ModelCall",
-    "read_along",
-    "read_whole",
-    "recorded_span_id",
-    "recording_of",
-    "with_recorded_content",
-    "without_recorded_content",
-]
-
 logger = logging.getLogger(__name__)
 
 TIME_TO_FIRST_TOKEN: Final = "gen_ai.streaming.time_to_first_token"

@@ -14,8 +14,6 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
-__all__ = ["attributes_of", "events_of", "is_suppressed", "links_of", "set_attributes", "suppress"]
-
 _SUPPRESSED: Final = otel_context._SUPPRESS_INSTRUMENTATION_KEY
 _PLAIN: Final = frozenset({str, bool, int, float})
 

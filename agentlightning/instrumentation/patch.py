@@ -21,8 +21,6 @@ from typing_extensions import Self
 from agentlightning.instrumentation.imports import ImportWatch, is_installed
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["Foreign", "Patch", "PatchedCall"]
-
 logger = logging.getLogger(__name__)
 
 _ABSENT: Final = object()

@@ -16,24 +16,6 @@ from typing import Any, Final, Literal, TypeVar
 
 from opentelemetry.trace import Span
 
-__all__ = [
-    "EXCLUDED_ATTRIBUTE",
-    "PLACEHOLDER_KEY",
-    "ROUTER",
-    "ModelRequest",
-    "Router",
-    "Target",
-    "current_router",
-    "exclude_from_redirect",
-    "excluded",
-    "is_secret",
-    "not_redirected",
-    "parent_header",
-    "redirected",
-    "rewritten",
-    "target_of",
-]
-
 _T = TypeVar("_T")
 PLACEHOLDER_KEY: Final = "agentlightning"
 """Sent to whoever asks for no key, where one must stand."""

@@ -10,8 +10,6 @@ import threading
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.utils.once import once
 
-__all__ = ["Instrumentation", "instrument_all", "instrumentation", "uninstrument_all"]
-
 _PATCHES = (
     "instrumentation.model_sdks:OpenAIPatch",
     "instrumentation.model_sdks:AnthropicPatch",

@@ -18,8 +18,6 @@ from agentlightning.instrumentation.model_calls import WATCH
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.redirect import ROUTER
 
-__all__ = ["ThreadContextPatch"]
-
 _SERVANTS: Final = ("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool")
 """Modules whose threads serve whoever comes, so that they belong to nobody."""
 

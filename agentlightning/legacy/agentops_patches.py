@@ -25,19 +25,6 @@ from agentlightning.instrumentation.registry import Instrumentation
 from agentlightning.instrumentation.steps import guarded
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = [
-    "AgentOpsLangchainPatch",
-    "AgentOpsPatch",
-    "agentops_instrumentors",
-    "agentops_management",
-    "enable_agentops_service",
-    "instrument_agentops",
-    "instrument_agentops_langchain",
-    "langchain_handler",
-    "uninstrument_agentops",
-    "uninstrument_agentops_langchain",
-]
-
 logger = logging.getLogger(__name__)
 
 RECORDED_BY_US: Final = frozenset({"openai", "anthropic", "crewai", "autogen", "agents", "smolagents", "langgraph"})

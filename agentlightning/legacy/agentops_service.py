@@ -22,8 +22,6 @@ from agentlightning.utils.json_values import JsonObject
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-__all__ = ["AgentOpsServerManager", "agentops_local_server", "listen", "serve"]
-
 HOST: Final = "127.0.0.1"
 PROCESS_NAME: Final = "AgentLightning-AgentOpsServer"
 START_SECONDS: Final = 10.0

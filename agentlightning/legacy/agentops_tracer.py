@@ -30,8 +30,6 @@ from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["AgentOpsTracer", "LightningSpanProcessor"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

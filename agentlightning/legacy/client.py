@@ -34,8 +34,6 @@ from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import run_in_loop
 from agentlightning.utils.once import fork_handlers
 
-__all__ = ["AgentLightningClient", "Callback"]
-
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]

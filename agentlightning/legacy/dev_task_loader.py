@@ -10,8 +10,6 @@ from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy,
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["DevTaskLoader"]
-
 LOCAL_ENDPOINT = "local://"
 LOCAL_RESOURCES_ID = "local"
 

@@ -15,8 +15,6 @@ from typing import Any
 from agentlightning.instrumentation.patch import Foreign, Patch, PatchedCall
 from agentlightning.instrumentation.steps import guarded
 
-__all__ = ["HttpCall", "http_patches"]
-
 
 @dataclass(eq=False)
 class HttpCall:

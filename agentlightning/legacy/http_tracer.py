@@ -40,8 +40,6 @@ from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import run_in_loop
 from agentlightning.utils.once import once
 
-__all__ = ["HttpTracer"]
-
 _T = TypeVar("_T")
 
 OWN_HEADER: Final = "x-agentlightning-client"

@@ -20,8 +20,6 @@ from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import fork_handlers
 
-__all__ = ["LightningSpanExporter"]
-
 logger = logging.getLogger(__name__)
 
 HEADERS_ATTRIBUTE: Final = "metadata.requester_custom_headers"

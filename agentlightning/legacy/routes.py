@@ -28,8 +28,6 @@ from agentlightning.store.http.tokens import admit
 from agentlightning.types import GenericResponse, NamedResources, RolloutLegacy, RolloutMode, TaskIfAny, TaskInput
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["MAX_WAIT_SECONDS", "LegacyApp"]
-
 ResultT = TypeVar("ResultT")
 
 MAX_WAIT_SECONDS: Final = 60.0

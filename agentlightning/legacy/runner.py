@@ -46,8 +46,6 @@ from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import run_in_loop
 
-__all__ = ["LegacyAgentRunner", "call_on_loop", "call_plainly", "rollout_method"]
-
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")

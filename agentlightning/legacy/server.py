@@ -24,8 +24,6 @@ from agentlightning.utils.server_launcher import PythonServerLauncher, PythonSer
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["AgentLightningServer"]
-
 logger = logging.getLogger(__name__)
 
 

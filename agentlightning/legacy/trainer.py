@@ -39,16 +39,6 @@ from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.loop_thread import run_in_loop
 
-__all__ = [
-    "TrainerLegacy",
-    "WorkerPlan",
-    "fit_v0",
-    "join_workers",
-    "kill_orphaned_processes",
-    "orphaned_among",
-    "worker_processes",
-]
-
 logger = logging.getLogger(__name__)
 
 Backend: TypeAlias = str | AgentLightningClient

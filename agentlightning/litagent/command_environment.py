@@ -26,18 +26,6 @@ from agentlightning.store.http.tokens import is_signed, sign_for_attempt
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, TaskInput
 from agentlightning.utils.secret_names import is_secret_name
 
-__all__ = [
-    "REWARD_FILE",
-    "as_json",
-    "attempt_variables",
-    "credentials_withheld",
-    "inherited",
-    "model_variables",
-    "secrets_of",
-    "telemetry_variables",
-    "warn_once",
-]
-
 logger = logging.getLogger(__name__)
 
 REWARD_FILE: Final = "AGL_REWARD_FILE"

@@ -16,8 +16,6 @@ from agentlightning.types.scoping import scoped_to
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["AgentMethod", "RolloutMethod", "call_agent", "call_callback", "method_of", "name_of", "with_claimed_keys"]
-
 logger = logging.getLogger(__name__)
 
 RolloutMethod = Literal["rollout", "training_rollout", "validation_rollout"]

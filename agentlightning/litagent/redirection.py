@@ -41,8 +41,6 @@ from agentlightning.types.scoping import SEPARATOR, resources_for, scoped_to
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.once import once
 
-__all__ = ["MAIN_LLM", "redirecting", "router_for"]
-
 MAIN_LLM: Final = "main_llm"
 """The model, of several, that takes calls of which the resources do not say otherwise."""
 _VERSION: Final = "/v1"

@@ -30,18 +30,6 @@ from agentlightning.types import LLM, AttemptedRollout, NamedResources
 from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
 from agentlightning.types.scoping import pinned_id, resources_for
 
-__all__ = [
-    "AttemptFacts",
-    "Attempts",
-    "Authenticator",
-    "Caller",
-    "Headers",
-    "Refused",
-    "Route",
-    "route_of",
-    "trace_parent",
-]
-
 logger = logging.getLogger(__name__)
 
 RENEW_SECONDS: Final = 0.5

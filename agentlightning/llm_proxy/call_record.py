@@ -21,8 +21,6 @@ from agentlightning.store.copies import replaced
 from agentlightning.types import OtelResource, Span, TraceStatus
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["CALL_SPAN", "DIALECTS", "RAW_SPAN", "CallRecord", "Origin", "Outcome", "read_json", "spans_of", "usage_of"]
-
 logger = logging.getLogger(__name__)
 
 CALL_SPAN: Final = "litellm_request"

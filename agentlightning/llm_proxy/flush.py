@@ -16,8 +16,6 @@ from agentlightning.instrumentation.model_calls import RECORDED_AS
 from agentlightning.types import ProxyLLM, Rollout
 from agentlightning.types.tracer import SpanLike
 
-__all__ = ["FlushedCalls", "are_recorded", "flush_calls"]
-
 logger = logging.getLogger(__name__)
 
 FLUSH_PATH: Final = "/agl/flush"

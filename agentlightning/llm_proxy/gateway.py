@@ -29,8 +29,6 @@ from agentlightning.llm_proxy.recorder import Recorder
 from agentlightning.llm_proxy.replay import Replays
 from agentlightning.llm_proxy.token_count import COUNT_PATH, count_tokens
 
-__all__ = ["Gateway", "GatewaySettings"]
-
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 10.0

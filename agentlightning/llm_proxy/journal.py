@@ -24,8 +24,6 @@ from agentlightning.llm_proxy.call_record import CallRecord
 from agentlightning.utils.once import fork_handlers
 from agentlightning.utils.private_files import check_own_folder, create_file
 
-__all__ = ["FOLDER_SUFFIX", "Journal", "OldSegment"]
-
 logger = logging.getLogger(__name__)
 
 FOLDER_SUFFIX: Final = ".proxy-journal"

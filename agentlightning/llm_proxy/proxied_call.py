@@ -36,8 +36,6 @@ from agentlightning.llm_proxy.upstream_request import UpstreamRequest
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
 
-__all__ = ["ProxiedCall", "failure_from", "read_request", "response_headers"]
-
 logger = logging.getLogger(__name__)
 
 MOST_ANSWER_VALUES: Final = 1_000_000

@@ -28,8 +28,6 @@ from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import fork_handlers, once
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["LLMProxy", "ModelConfig", "get_active_llm_proxy", "set_active_llm_proxy"]
-
 logger = logging.getLogger(__name__)
 
 _LOCALHOST: Final = "127.0.0.1"

@@ -23,8 +23,6 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits
 from agentlightning.types import Span
 
-__all__ = ["CALL_LIMITS", "CallCounts", "PendingCall", "Recorder"]
-
 logger = logging.getLogger(__name__)
 
 CALL_LIMITS: Final = ShipperLimits(

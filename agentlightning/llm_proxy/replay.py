@@ -32,8 +32,6 @@ from agentlightning.llm_proxy.call_record import ATTRIBUTE_PREFIX, CALL_SPAN, DI
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 
-__all__ = ["REPLAY_OF", "RecordedResponse", "Replays"]
-
 logger = logging.getLogger(__name__)
 
 REPLAY_OF: Final = "replay_of"

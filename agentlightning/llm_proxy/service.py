@@ -20,8 +20,6 @@ from agentlightning.store.foreign import adapted
 from agentlightning.utils.once import fork_handlers
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
-__all__ = ["Service", "ServiceOptions"]
-
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
 STOP_SECONDS: Final = 10.0

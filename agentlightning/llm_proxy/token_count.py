@@ -25,8 +25,6 @@ from agentlightning.llm_proxy.upstream_request import served_model, upstream_hea
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
 
-__all__ = ["COUNT_PATH", "count_tokens"]
-
 logger = logging.getLogger(__name__)
 
 COUNT_PATH: Final = "/messages/count_tokens"

@@ -25,8 +25,6 @@ from agentlightning.llm_proxy.translation import Translation, translation
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
 
-__all__ = ["ServedModel", "UpstreamRequest", "served_model", "upstream_headers"]
-
 logger = logging.getLogger(__name__)
 
 _PASSED_HEADERS: Final = (b"anthropic-version", b"anthropic-beta", b"openai-beta")

@@ -41,8 +41,6 @@ from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["AttemptRun", "KnownResources", "RunnerContext"]
-
 logger = logging.getLogger(__name__)
 
 CANCEL_SECONDS: Final = 5.0

@@ -16,8 +16,6 @@ from agentlightning.utils.log_failures import repeat
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.system_snapshot import system_snapshot
 
-__all__ = ["Heartbeat"]
-
 logger = logging.getLogger(__name__)
 
 LaunchMode = Literal["thread", "asyncio"]

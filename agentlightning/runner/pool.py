@@ -14,8 +14,6 @@ from typing import Final
 
 from agentlightning.store.claims import Claim
 
-__all__ = ["LEAVING_SECONDS", "LONGEST_AHEAD_SECONDS", "ClaimAhead", "Slot", "WorkerPool"]
-
 LONGEST_AHEAD_SECONDS: Final = 0.25
 """How long a claim may wait for a slot before it is returned."""
 LEAVING_SECONDS: Final = 5.0

@@ -35,16 +35,6 @@ from agentlightning.types import AttemptedRollout, Span, SpanCoreFields
 from agentlightning.types.resources import Resource
 from agentlightning.types.rewards import is_reward_span
 
-__all__ = [
-    "MAX_OUTPUT_BYTES",
-    "hint_at_output",
-    "holds_spans",
-    "output_of",
-    "record_result",
-    "rewards_of_result",
-    "store_returned_spans",
-]
-
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = LightningSpanAttributes.REWARD.value

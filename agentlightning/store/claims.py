@@ -8,9 +8,6 @@ from pydantic import BaseModel
 
 from agentlightning.types import AttemptedRollout, ResourcesUpdate
 
-__all__ = ["RUNNING_ATTEMPTS", "Claim", "Grant", "GrantKind", "ResourcesVersion", "claim_with", "claimed_ids"]
-
-
 RUNNING_ATTEMPTS: Final = "running_attempts"
 """In the statistics of a heartbeat: pairs of the ids of rollout and attempt that the worker works on."""
 

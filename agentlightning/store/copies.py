@@ -28,8 +28,6 @@ from agentlightning.types import (
     Worker,
 )
 
-__all__ = ["attempted", "copied_span", "detached", "field_names", "replaced"]
-
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ValueT = TypeVar("ValueT")
 

@@ -22,8 +22,6 @@ from agentlightning.store.notices import NoticeFields
 from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.once import fork_handlers
 
-__all__ = ["NOTICES_AT_HAND", "DurableStore", "Job", "Working", "closed_store", "give_back_to", "settle"]
-
 NOTICES_AT_HAND = 1000
 """Older ones are read from where they are kept."""
 

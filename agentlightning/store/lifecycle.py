@@ -10,31 +10,6 @@ from typing import Any, Final
 from agentlightning.errors import WorkerLost
 from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Run, Worker
 
-__all__ = [
-    "ATTEMPT_STATUSES",
-    "DUE_NOW",
-    "FINAL_ROLLOUT_STATUSES",
-    "HEARTBEAT_INTERVAL",
-    "LOST_RUN_SECONDS",
-    "LOST_WORKER_SECONDS",
-    "ROLLOUT_STATUSES",
-    "RUN_REPORTS",
-    "attempt_end_time",
-    "attempt_status_after_span",
-    "due_time",
-    "is_finished",
-    "is_lost",
-    "is_queuing",
-    "is_running",
-    "is_silent",
-    "loss_of",
-    "overdue_status",
-    "rollout_status_after_span",
-    "rollout_status_from_attempt",
-    "rollout_status_from_attempts",
-    "run_as_seen",
-]
-
 ROLLOUT_STATUSES: tuple[RolloutStatus, ...] = (
     "queuing",
     "preparing",

@@ -31,8 +31,6 @@ from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.types import AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = ["SCHEDULE", "Call", "LocalStore", "Subscription", "Watchdog", "execute", "local_store", "undoing"]
-
 Clock = Callable[[], float]
 
 DEFAULT_MAX_SPAN_BYTES = 32 * 1024 * 1024

@@ -17,8 +17,6 @@ from agentlightning.errors import InvalidQuery
 from agentlightning.store.lifecycle import QUEUE_STATUSES
 from agentlightning.types import NOTICE_KINDS, Notice, NoticeKind
 
-__all__ = ["Listener", "NoticeBoard", "NoticeFields", "checked_kinds"]
-
 NoticeFields = tuple[NoticeKind, int, str | None, str | None, str | None, str | None, int | None]
 """The fields of a `Notice` in order. The log keeps plain tuples: they are cheap to make and, unlike a subclass of
 tuple, no burden to the garbage collector. A `Notice` is made when somebody reads one."""

@@ -12,16 +12,6 @@ import orjson
 from agentlightning.types import Attempt, Rollout
 from agentlightning.types.core import TASK_ROW
 
-__all__ = [
-    "ENDED_BADLY",
-    "INDEX_COLUMNS",
-    "ROLLOUT_FIELDS",
-    "failure_text",
-    "index_value",
-    "index_values",
-    "searched_text",
-]
-
 ENDED_BADLY: Final = ("failed", "timeout", "unresponsive")
 """Statuses of an attempt that are errors themselves."""
 

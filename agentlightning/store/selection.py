@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from agentlightning.errors import InvalidQuery
 from agentlightning.types import FilterLogic, PaginatedResult, SortOrder
 
-__all__ = ["Condition", "Selection", "choose", "page_of"]
-
 LARGEST_NUMBER = 2**63 - 1
 PAGING = frozenset(["filter_logic", "sort_by", "sort_order", "limit", "offset"])
 """Arguments of a query that are no filters."""

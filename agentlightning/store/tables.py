@@ -16,25 +16,6 @@ from agentlightning.store.values import as_json
 from agentlightning.store.working_set import RECORD_KEYS, Entry
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker
 
-__all__ = [
-    "ATTEMPT_COLUMNS",
-    "READ_ROLLOUTS",
-    "RECORD_TABLES",
-    "ROLLOUT_COLUMNS",
-    "ROLLOUT_WIDTH",
-    "ALL_ROWS",
-    "SELECT_NOTICES",
-    "Row",
-    "SqlEntry",
-    "attempt_of",
-    "attempt_row",
-    "entry_of",
-    "migrations",
-    "notices_of",
-    "rollout_as_read",
-    "rollout_json",
-]
-
 Row = tuple[Any, ...]
 
 ROLLOUT_COLUMNS = "rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output"

@@ -30,8 +30,6 @@ from agentlightning.types import (
     Worker,
 )
 
-__all__ = ["OpenSpans", "Record", "Setting", "Transaction"]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -18,17 +18,6 @@ from agentlightning.errors import InvalidValue, PayloadTooLarge
 from agentlightning.types import Rollout, Span, SpanContext
 from agentlightning.types.attributes import sum_of_numbers
 
-__all__ = [
-    "as_json",
-    "check_json",
-    "check_json_size",
-    "check_size",
-    "span_as_json",
-    "weigh_rollout",
-    "weigh_span",
-    "weigh_value",
-]
-
 _BYTES_OF_A_SPAN = 2200
 """What a span takes without attributes, contexts and the letters of its texts, its places in the store included."""
 _BYTES_OF_A_CONTEXT = 900

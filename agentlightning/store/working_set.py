@@ -17,8 +17,6 @@ from agentlightning.store.notices import NoticeFields
 from agentlightning.store.transaction import KeyedT, OpenSpans, Record, Setting, Transaction
 from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Worker
 
-__all__ = ["RECORD_KEYS", "Entry", "WorkingSet"]
-
 RECORD_KEYS: dict[type, str] = {
     ResourcesUpdate: "resources_id",
     Worker: "worker_id",

@@ -17,8 +17,6 @@ from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["LastSpans", "RecordingTracer"]
-
 _LAST: ContextVar[Binding | None] = ContextVar("agentlightning_last_trace", default=None)
 """The trace that was opened last in this context; it stays when the trace is closed."""
 

@@ -27,8 +27,6 @@ from agentlightning.store.foreign import adapted
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Span
 
-__all__ = ["PendingItem", "Shipper", "ShipperLimits"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS: Final = 0.05

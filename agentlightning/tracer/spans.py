@@ -17,17 +17,6 @@ from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import convert_timestamp
 from agentlightning.utils.otel import format_exception_attributes, sanitize_attributes
 
-__all__ = [
-    "OtelRecording",
-    "SpanConverter",
-    "SyntheticRecording",
-    "core_fields_of",
-    "nanoseconds",
-    "operation",
-    "readable_span",
-    "write_span",
-]
-
 _NANOSECONDS: Final = 10**9
 MOST_PATTERNS: Final = 64
 """Examples that are kept for converting spans; a process has one resource, or few."""

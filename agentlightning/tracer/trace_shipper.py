@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace import Span as LiveSpan
 
-__all__ = ["OpenSpans", "TraceShipper", "TraceShippers", "trace_shippers"]
-
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 60.0

@@ -27,21 +27,6 @@ from agentlightning.trainer.registry import ExecutionStrategyRegistry
 from agentlightning.types.scoping import check_agent_name
 from agentlightning.utils.deprecation import deprecated
 
-__all__ = [
-    "build_adapter",
-    "build_proxy",
-    "build_runner",
-    "build_store",
-    "build_strategy",
-    "check_dataset",
-    "checked_agent",
-    "checked_route",
-    "combined",
-    "move_log",
-    "renamed",
-    "store_address",
-]
-
 logger = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")

@@ -22,8 +22,6 @@ from agentlightning.trainer.roles import PREPARED_SECONDS
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.utils.daemon_threads import in_background
 
-__all__ = ["EXIT_CODE", "TrainingControl", "interrupted_by_sigint", "stopped_by_sigterm"]
-
 logger = logging.getLogger(__name__)
 
 EXIT_CODE: Final = 128 + signal.SIGTERM

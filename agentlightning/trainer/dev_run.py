@@ -18,8 +18,6 @@ from agentlightning.trainer.views import ProgressMode
 from agentlightning.utils.daemon_threads import CallingThread
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["DevRun", "dev_algorithm"]
-
 logger = logging.getLogger(__name__)
 
 

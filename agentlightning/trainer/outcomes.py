@@ -14,8 +14,6 @@ from agentlightning.trainer.progress import STATUS_ORDER
 from agentlightning.types import AttemptedRollout, Rollout, RolloutStatus, Span
 from agentlightning.types.rewards import final_reward_of
 
-__all__ = ["TableRow", "failure_of_all", "print_table", "table_rows"]
-
 PAGE_ROLLOUTS: Final = 500
 """How many rollouts are read at a time."""
 LONGEST_LINE: Final = 500

@@ -14,8 +14,6 @@ from typing import Final
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
 from agentlightning.types import Notice, RolloutStatus
 
-__all__ = ["STATUS_ORDER", "Curve", "Failure", "Figures", "Progress", "Sample"]
-
 CURVE_POINTS: Final = 32
 """The most points of a curve; it has at least half of them once it is long enough."""
 RECENT_FIGURES: Final = 60

@@ -42,8 +42,6 @@ from agentlightning.utils.log_failures import log_failures, repeat
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.verdict import verdict_of_run
 
-__all__ = ["AlgorithmRole", "RunnerRole"]
-
 logger = logging.getLogger(__name__)
 
 PREPARED_SECONDS: Final = 0.01

@@ -24,8 +24,6 @@ from pydantic import BaseModel
 from agentlightning import __version__
 from agentlightning.utils.secret_names import MASK, is_secret_name, masked
 
-__all__ = ["git_revision", "run_config", "settings_of"]
-
 MOST_BYTES: Final = 64 * 1024
 """Of a whole configuration, as JSON; the largest settings are left out of one that is larger."""
 MOST_ENTRIES: Final = 50

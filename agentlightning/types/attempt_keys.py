@@ -16,15 +16,6 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "ATTEMPT_KEY_PREFIX",
-    "PROXY_REFERENCE_PREFIX",
-    "PROXY_SECRET_PREFIX",
-    "AttemptKey",
-    "derive_attempt_key",
-    "read_attempt_key",
-]
-
 PROXY_SECRET_PREFIX: Final = "agl-proxy-"
 """An API key that begins so is the secret of a proxy, and is not given to agents."""
 PROXY_REFERENCE_PREFIX: Final = "agl-proxyref-"

@@ -13,8 +13,6 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-__all__ = ["AttributeValue", "Attributes", "sum_of_numbers"]
-
 AttributeValue = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
 
 _SCALARS = frozenset({str, bool, int, float})

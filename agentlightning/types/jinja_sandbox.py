@@ -14,8 +14,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentlightning.errors import TemplateError
 
-__all__ = ["MAX_CHARACTERS", "MAX_STEPS", "render_jinja"]
-
 MAX_STEPS: Final = 100_000
 """Turns of loops, calls and items of ranges in one rendering."""
 MAX_CHARACTERS: Final = 10_000_000

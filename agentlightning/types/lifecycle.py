@@ -21,8 +21,6 @@ from typing import Any, Generic, TypeVar, overload
 from agentlightning.errors import ConfigurationError, InvalidTransition, TrainingError
 from agentlightning.utils.daemon_threads import in_background
 
-__all__ = ["Component", "ComponentProperty", "Lifecycle", "LifecycleState", "lifecycle_of"]
-
 logger = logging.getLogger(__name__)
 
 ValueT = TypeVar("ValueT")

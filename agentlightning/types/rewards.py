@@ -19,17 +19,6 @@ from agentlightning.semconv import (
     RewardPydanticModel,
 )
 
-__all__ = [
-    "Described",
-    "final_reward_of",
-    "is_reward_scope",
-    "is_reward_span",
-    "named_rewards_of",
-    "reward_payload_of",
-    "reward_value_of",
-    "rewards_of",
-]
-
 logger = logging.getLogger(__name__)
 
 _TASK_OUTPUT, _ENTITY_OUTPUT = "agentops.task.output", "agentops.entity.output"

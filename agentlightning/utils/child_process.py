@@ -24,18 +24,6 @@ from typing import Any, BinaryIO, Final
 
 from agentlightning.utils.clipped_text import ClippedText
 
-__all__ = [
-    "STDERR",
-    "STDOUT",
-    "CapturedProcess",
-    "Program",
-    "ProgramPlan",
-    "end_process",
-    "leave_with_parent",
-    "python_path",
-    "wait_for_event",
-]
-
 logger = logging.getLogger(__name__)
 
 STDOUT: Final = 1

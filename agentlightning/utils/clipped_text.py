@@ -3,8 +3,6 @@
 import codecs
 from typing import Final
 
-__all__ = ["ClippedText", "redacted"]
-
 KEPT_BYTES: Final = 32 * 1024
 """Of the beginning, and of the end."""
 _REDACTED: Final = "***"

@@ -16,8 +16,6 @@ from concurrent.futures import TimeoutError as FutureTimeout  # another one than
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-__all__ = ["CallingThread", "DaemonThreads", "in_background"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

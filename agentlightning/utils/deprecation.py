@@ -3,8 +3,6 @@
 import warnings
 from typing import Final
 
-__all__ = ["deprecated"]
-
 _CALLER_OF_CALLER: Final = 3
 """Stack level, seen from `deprecated`, of whoever called the function that calls it."""
 

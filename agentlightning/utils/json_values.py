@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-__all__ = ["JsonMapping", "JsonObject"]
-
 JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]
 """As `JsonObject`, to be read alone."""

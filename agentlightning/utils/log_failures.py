@@ -5,8 +5,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-__all__ = ["log_failures", "repeat"]
-
 
 class log_failures:  # noqa: N801 # used as `with log_failures(...):`
     """Log what is raised inside, whatever it is, and go on behind the block.

@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["fork_handlers", "once"]
-
 _T = TypeVar("_T")
 
 

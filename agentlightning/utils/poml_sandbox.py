@@ -21,8 +21,6 @@ from xml.etree import ElementTree as ET
 from agentlightning.errors import ConfigurationError, TemplateError, TemplateNotAllowed
 from agentlightning.utils.installation import install_command
 
-__all__ = ["local_name", "parse_poml", "render_poml"]
-
 RENDER_SECONDS: Final = 30.0
 """How long node may take for one template; it starts in about a second."""
 MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024

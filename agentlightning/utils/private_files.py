@@ -14,8 +14,6 @@ from typing import BinaryIO, Final
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
 
-__all__ = ["append_to", "bring_to_disk", "check_own_folder", "create_file", "file_mode", "path_errors", "replaced_file"]
-
 _OWNER_ONLY: Final = "0600"
 _READABLE_AND_WRITABLE: Final = 0o666
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH

@@ -7,8 +7,6 @@ innocent name nor that `eos_token` is harmless.
 import re
 from typing import Any, Final
 
-__all__ = ["MASK", "is_secret_name", "masked"]
-
 MASK: Final = "***"
 _WORD_BORDER: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SECRET: Final = re.compile(

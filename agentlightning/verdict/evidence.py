@@ -20,8 +20,6 @@ from agentlightning.store.rollout_index import failure_text
 from agentlightning.types import AttemptedRollout, MetricPoint, Rollout, Run, Span
 from agentlightning.types.rewards import final_reward_of
 
-__all__ = ["Evidence", "RolloutEvidence", "read_evidence", "read_rollout"]
-
 NEWEST_ROLLOUTS: Final = 256
 """How many rollouts of a run are read with their spans."""
 PAGE_ROLLOUTS: Final = 500

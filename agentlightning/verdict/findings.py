@@ -14,8 +14,6 @@ from typing import Final
 from agentlightning.algorithm.sentinel import DISTINCT, LENGTH, TRAINED, WATCHED, WATCHED_ERROR, alarms_of
 from agentlightning.verdict.evidence import Evidence, RolloutEvidence
 
-__all__ = ["FINDINGS", "Finding", "find"]
-
 MOST: Final = 0.5
 """Above this share something is the cause of a failed training; above `NOTABLE` it is worth a word."""
 NOTABLE: Final = 0.1

@@ -5,12 +5,6 @@ from typing import Any
 
 from agentlightning.errors import ConfigurationError
 
-__all__ = [
-    "AgentModeDaemon",
-    "get_left_padded_ids_and_attention_mask",
-    "get_right_padded_ids_and_attention_mask",
-]
-
 
 class AgentModeDaemon:
     """Gone; verl's own agent loop has taken its place."""

@@ -4,8 +4,6 @@ from typing import Any
 
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["AgentLightningTrainer"]
-
 
 class AgentLightningTrainer:
     """Gone; verl's own trainer runs in its place."""

@@ -23,16 +23,6 @@ from typing_extensions import assert_never
 
 from agentlightning.algorithm.intervals import is_finite
 
-__all__ = [
-    "AdvantageKind",
-    "Advantages",
-    "Degenerate",
-    "advantages",
-    "are_same",
-    "overlong_penalty",
-    "returns_to_go",
-]
-
 AdvantageKind = Literal["grpo", "grpo_no_std", "grpo_batch_std", "rloo", "reinforce_plus_plus"]
 
 STD_EPSILON: Final = 1e-6

@@ -33,8 +33,6 @@ from agentlightning.engine.model import CausalModel
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.private_files import bring_to_disk
 
-__all__ = ["Checkpoint", "Checkpoints", "adapters_of", "digest_of"]
-
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 2

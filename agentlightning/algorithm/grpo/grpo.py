@@ -57,8 +57,6 @@ from agentlightning.types.agents import AgentMatcher
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.log_failures import log_failures
 
-__all__ = ["GRPO"]
-
 logger = logging.getLogger(__name__)
 
 MOST_EMPTY_STEPS: Final = 20

@@ -29,8 +29,6 @@ from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.errors import ConfigurationError, TrainingError
 
-__all__ = ["Figures", "Learner"]
-
 TINY_LEARNING_RATE: Final = 5e-4
 ADAPTERS_LEARNING_RATE: Final = 1e-5
 WEIGHTS_LEARNING_RATE: Final = 1e-6

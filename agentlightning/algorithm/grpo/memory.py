@@ -23,8 +23,6 @@ from agentlightning.algorithm.grpo.token_logprobs import CHUNK_BYTES
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["MemoryNeed", "check_memory", "memory_need", "remedies"]
-
 logger = logging.getLogger(__name__)
 
 GIGABYTE: Final = 1_000_000_000

@@ -28,8 +28,6 @@ from typing_extensions import assert_never
 from agentlightning.algorithm.grpo.samples import Sampled
 from agentlightning.algorithm.grpo.settings import Aggregate, KlEstimator, LearnerSettings
 
-__all__ = ["ChosenTokens", "Loss", "kl_estimate", "policy_loss", "sequence_coefficients"]
-
 MAX_LOG_RATIO: Final = 20.0
 """Logarithms of ratios beyond this are cut before they are raised, so that no ratio is infinite."""
 

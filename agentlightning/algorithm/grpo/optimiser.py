@@ -18,8 +18,6 @@ from torch.nn import Parameter, functional
 
 from agentlightning.errors import TrainingError
 
-__all__ = ["BLOCK", "SMALLEST_QUANTISED", "AdamW", "Quantised"]
-
 SMALLEST_QUANTISED: Final = 4096
 """Numbers that a weight must have for its moments to be kept in 8 bits; norms and biases would save nothing."""
 BLOCK: Final = 256

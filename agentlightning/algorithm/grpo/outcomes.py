@@ -18,8 +18,6 @@ from agentlightning.llm_proxy.call_record import CALL_SPAN, RAW_SPAN
 from agentlightning.types import Span
 from agentlightning.types.rewards import named_rewards_of
 
-__all__ = ["check_token_ids", "reward_means", "outcomes_of", "spans_of_model", "weighted_rewards"]
-
 _READ_AT_ONCE: Final = 8
 _REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
 """Names of the model that a call requested: the proxy's first, for a backend may know the model by another name."""

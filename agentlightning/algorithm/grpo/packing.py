@@ -17,8 +17,6 @@ from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.engine.model import CausalModel
 from agentlightning.errors import TrainingError
 
-__all__ = ["Pack", "Row", "packs"]
-
 
 @dataclass(eq=False)
 class Row:

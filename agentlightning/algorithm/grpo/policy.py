@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.codec import ChatCodec
     from agentlightning.engine.model import CausalModel
 
-__all__ = ["MAIN", "Policy", "ServedPolicies", "sources_by_name", "training_sampling", "undisturbed"]
-
 MAIN: Final = "main_llm"
 """The resource under which agents find a model that is trained alone."""
 ADAPTERS: Final = "adapters"

@@ -25,8 +25,6 @@ from agentlightning.types import Dataset
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.policy import Policy
 
-__all__ = ["Curriculum", "Progress", "close_runs"]
-
 logger = logging.getLogger(__name__)
 
 RECENT_STEPS: Final = 5

@@ -32,8 +32,6 @@ from agentlightning.algorithm.grpo.settings import OVERLONG_SHARE, SampleSetting
 from agentlightning.algorithm.intervals import is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["Batch", "BatchReport", "RolloutOutcome", "Sample", "SameGroup", "Sampled", "Skipped", "batch_of"]
-
 
 @dataclass(frozen=True)
 class RolloutOutcome:

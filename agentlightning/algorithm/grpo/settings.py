@@ -15,19 +15,6 @@ from agentlightning.algorithm.grpo.advantages import AdvantageKind
 from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
 from agentlightning.errors import ConfigurationError
 
-__all__ = [
-    "Aggregate",
-    "KlEstimator",
-    "LearnerSettings",
-    "Objective",
-    "Optimiser",
-    "Precision",
-    "Preset",
-    "RatioLevel",
-    "SampleSettings",
-    "Schedule",
-]
-
 Objective = Literal["policy", "likelihood"]
 RatioLevel = Literal["token", "sequence"]
 Aggregate = Literal["token_mean", "sequence_mean", "constant"]

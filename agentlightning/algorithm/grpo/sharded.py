@@ -41,8 +41,6 @@ from agentlightning.engine.model import CausalModel
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.child_process import ProgramPlan, python_path
 
-__all__ = ["ShardedLearner"]
-
 STOP_SECONDS: Final = 10.0
 LAST_LINES: Final = 20
 """Of a rank's standard error, that an error has."""

@@ -48,17 +48,6 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.logging import setup
 from agentlightning.utils.child_process import leave_with_parent
 
-__all__ = [
-    "SETTINGS_FILE",
-    "STATE_FILE",
-    "WEIGHTS_FILE",
-    "RankLearner",
-    "main",
-    "map_weights",
-    "parameters_of",
-    "split",
-]
-
 SETTINGS_FILE: Final = "settings.json"
 STATE_FILE: Final = "state"
 """Of a learner; a rank's part has its number behind it."""

@@ -13,8 +13,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-__all__ = ["CHUNK_BYTES", "TokenLogprobs", "token_logprobs"]
-
 CHUNK_BYTES: Final = 1 << 28
 """Of logits and what is computed from them at a time: some 440 tokens of a vocabulary of 150,000."""
 

@@ -34,8 +34,6 @@ from agentlightning.utils.json_values import JsonObject
 if TYPE_CHECKING:
     from agentlightning.algorithm.prompts.apo import APO
 
-__all__ = ["BEST_RESOURCES_ID", "FAILED_CALLS", "LEAST_PAIRS", "NOT_PAYABLE", "Search", "TaskBatches"]
-
 logger = logging.getLogger(__name__)
 
 BEST_RESOURCES_ID: Final = "apo-best"

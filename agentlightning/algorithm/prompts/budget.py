@@ -27,8 +27,6 @@ from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = ["BudgetSpent", "Hold", "Ledger", "OptimisationBudget", "most_tokens_read"]
-
 logger = logging.getLogger(__name__)
 
 _READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"

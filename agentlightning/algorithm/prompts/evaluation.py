@@ -22,8 +22,6 @@ from agentlightning.errors import TrainingError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutConfig, RolloutMode
 
-__all__ = ["Evaluator", "RunState", "messages_adapter"]
-
 logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS: Final = 60.0

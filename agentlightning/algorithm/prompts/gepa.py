@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 
-__all__ = ["BEST_RESOURCES_ID", "GEPA", "RUN_NAME", "GepaRun"]
-
 PROXY_RESOURCE: Final = "main_llm"
 """Under which agents find the trainer's LLM proxy, if they are given no other model."""
 NAME: Final = "GEPA"

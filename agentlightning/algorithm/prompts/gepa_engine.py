@@ -49,18 +49,6 @@ if TYPE_CHECKING:
 
     from agentlightning.algorithm.prompts.gepa import GEPA
 
-__all__ = [
-    "CandidateEvaluator",
-    "EngineBridge",
-    "Evaluation",
-    "Evolution",
-    "Member",
-    "Outcome",
-    "new_text_in",
-    "reflection_question",
-    "require_gepa",
-]
-
 logger = logging.getLogger(__name__)
 
 FAILED_BATCHES_IN_A_ROW: Final = 3

@@ -20,8 +20,6 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.private_files import append_to
 
-__all__ = ["RunJournal"]
-
 _T = TypeVar("_T")
 
 FORMAT: Final = 1

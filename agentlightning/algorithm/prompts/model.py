@@ -22,8 +22,6 @@ from agentlightning.utils.json_values import JsonObject
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-__all__ = ["OptimiserFailed", "OptimiserModel", "ReflectionModel", "retry_after_seconds"]
-
 logger = logging.getLogger(__name__)
 
 TRIES: Final = 6

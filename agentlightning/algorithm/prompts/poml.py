@@ -17,8 +17,6 @@ from agentlightning.errors import TemplateError
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["APPLY_EDIT_PROMPT_FILES", "GRADIENT_PROMPT_FILES", "poml"]
-
 _FILES: Final = Path(__file__).parent / "files"
 GRADIENT_PROMPT_FILES: Final = [_FILES / f"gradient_{name}.poml" for name in ("conversations", "spans", "review")]
 """Three ways to criticise a prompt."""

@@ -26,16 +26,6 @@ from agentlightning.semconv import AGL_EXCEPTION
 from agentlightning.types import PromptTemplate, Span
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = [
-    "Examples",
-    "PromptTexts",
-    "Proposer",
-    "ReflectionJob",
-    "ReflectiveRecord",
-    "digest_of",
-    "reflective_record",
-]
-
 logger = logging.getLogger(__name__)
 
 PromptTexts = Mapping[str, str]

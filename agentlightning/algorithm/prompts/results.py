@@ -22,20 +22,6 @@ from agentlightning.types import PromptTemplate, RolloutStatus, Run, RunStatus
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.private_files import replaced_file
 
-__all__ = [
-    "Candidate",
-    "Challenge",
-    "Fate",
-    "Lineage",
-    "OptimisationResult",
-    "RolloutResultForAPO",
-    "RunRecord",
-    "VersionedPromptTemplate",
-    "challenged",
-    "counted",
-    "overall_gain",
-]
-
 logger = logging.getLogger(__name__)
 
 PAIRS_AT_ONCE: Final = 8

@@ -16,8 +16,6 @@ from agentlightning.errors import ConfigurationError, TemplateError
 from agentlightning.types import NamedResources, PromptTemplate
 from agentlightning.utils.poml_sandbox import local_name, parse_poml
 
-__all__ = ["check_candidates_are_allowed", "placeholders_of", "seed_prompts", "unwrapped", "why_unfit"]
-
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _JINJA_BODIES: Final = ("body", "elif_", "else_")
 _POML_NAME: Final = re.compile(r"\{\{\s*([A-Za-z_]\w*)")

@@ -22,19 +22,6 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode
 from agentlightning.utils.json_values import JsonMapping
 
-__all__ = [
-    "Acceptance",
-    "Examples",
-    "FittingSettings",
-    "RecordedRollouts",
-    "Rejected",
-    "Split",
-    "examples_of",
-    "find",
-    "split",
-    "task_key",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FittingSettings:

@@ -22,8 +22,6 @@ from agentlightning.algorithm.sft.examples import FittingSettings, Split
 from agentlightning.engine.model import CausalModel
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["Fitting", "sft_loss"]
-
 logger = logging.getLogger(__name__)
 
 

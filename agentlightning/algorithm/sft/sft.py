@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.lora import LoraOptions
     from agentlightning.engine.model import CausalModel
 
-__all__ = ["SFT"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

@@ -46,8 +46,6 @@ from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
-__all__ = ["MAIN_LLM", "StoreAgentLoopManager"]
-
 logger = logging.getLogger(__name__)
 
 MAIN_LLM: Final = "main_llm"

@@ -18,8 +18,6 @@ from agentlightning.engine.sampling import FinishReason, Generation, GenerationF
 from agentlightning.errors import EngineError, InvalidRequest, NotAllowed
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = ["AttributedApp", "ClientEngine", "LlmClient", "Sessions"]
-
 logger = logging.getLogger(__name__)
 
 ABORTED: Final = "aborted"

@@ -15,8 +15,6 @@ from typing import Any, Final, Protocol
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = ["Configuration", "VerlConfig", "compose"]
-
 _PACKAGE: Final = "agentlightning.verl"
 _FILE: Final = "config.yaml"
 _DEFAULTS: Final = ("trainer", "config")

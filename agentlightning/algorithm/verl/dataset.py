@@ -10,8 +10,6 @@ from agentlightning.algorithm.verl.run_folder import read_rows
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["TASK", "AgentDataset", "LoadedDataset"]
-
 TASK: Final = "task"
 """Column of verl's batch in which a task travels, as {"input": task}: verl's columns hold no bare None."""
 

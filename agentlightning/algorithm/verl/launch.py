@@ -29,8 +29,6 @@ from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["TaskRunnerHere", "missing_for_verl", "run_ppo"]
-
 logger = logging.getLogger(__name__)
 
 _PACKAGES: Final = ("verl", "ray", "transfer_queue")

@@ -20,8 +20,6 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.types import NamedResources
 
-__all__ = ["ROWS_SUFFIX", "RunParts", "read_parts", "read_rows", "run_folder"]
-
 ROWS_SUFFIX: Final = ".rows"
 """Of files with pickled rows, which this module writes."""
 _PARTS_FILE: Final = "parts.pickle"

@@ -27,20 +27,6 @@ from agentlightning.types import Span, Triplet
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.private_files import append_to
 
-__all__ = [
-    "MISMATCH_FILE",
-    "Level",
-    "Row",
-    "SessionRows",
-    "TrajectorySettings",
-    "fields_of",
-    "placeholder_row",
-    "rows_of",
-    "session_rows",
-    "tag_of",
-    "write_mismatches",
-]
-
 Level = Literal["transition", "trajectory"]
 
 _WITHOUT_TOKENS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS)

@@ -26,8 +26,6 @@ from agentlightning.engine.tiny.tokenizer import CALL, END, NAMED, PAD, VOCABULA
 from agentlightning.errors import EngineError
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = ["BARE_WEIGHTS_FILE", "DESCRIPTION_FILE", "SHIPPED_FOLDER", "WEIGHTS_FILE", "load_tiny", "save_tiny"]
-
 DESCRIPTION_FILE: Final = "tiny.json"
 WEIGHTS_FILE: Final = "model.safetensors"
 SHIPPED_FOLDER: Final = Path(__file__).parent

@@ -17,8 +17,6 @@ from torch.nn import functional
 from agentlightning.engine.tiny.tokenizer import END, VOCABULARY_SIZE
 from agentlightning.engine.weights import copy_weights
 
-__all__ = ["TinyCache", "TinyModel", "TinyShape"]
-
 ROTARY_BASE: Final = 10_000.0
 NORM_EPSILON: Final = 1e-5
 EMBEDDING_SPREAD: Final = 0.02

@@ -10,8 +10,6 @@ import requests
 
 from agentlightning.errors import EngineError
 
-__all__ = ["Served", "VllmClient"]
-
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 300.0

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.vllm.transfer import WeightTransfer
     from agentlightning.engine.weights import PublishedWeights
 
-__all__ = ["VllmEngine"]
-
 logger = logging.getLogger(__name__)
 
 _KEY_BYTES: Final = 32

@@ -24,8 +24,6 @@ from agentlightning.utils.installation import install_command
 if TYPE_CHECKING:
     from agentlightning.engine.base import Engine, EngineRequest
 
-__all__ = ["KEY_VARIABLE", "LOOPBACK", "KeyMiddleware", "ServerCommand", "Transfer", "VllmOptions", "check_installed"]
-
 Transfer = Literal["auto", "ipc", "folder"]
 LOOPBACK: Final = "127.0.0.1"
 KEY_VARIABLE: Final = "VLLM_API_KEY"

@@ -26,8 +26,6 @@ from agentlightning.engine.weights import PublishedWeights, write_weights
 from agentlightning.errors import EngineError
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["AdapterTransfer", "FolderTransfer", "IpcTransfer", "WeightTransfer"]
-
 logger = logging.getLogger(__name__)
 
 BUFFER_BYTES: Final = 512 * 1024**2

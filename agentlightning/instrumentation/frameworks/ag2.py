@@ -27,8 +27,6 @@ from agentlightning.instrumentation.steps import (
     tool_step,
 )
 
-__all__ = ["AG2Patch", "NewerAG2Patch"]
-
 
 class AG2Patch(Patch):
     name = "ag2"

@@ -23,8 +23,6 @@ from typing_extensions import Self
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.steps import Step, as_json, guarded, recorded
 
-__all__ = ["AutoGenPatch"]
-
 _AUTOGEN: Final = "AutoGen"
 _Stream = AsyncGenerator[Any, None]
 

@@ -29,8 +29,6 @@ from agentlightning.instrumentation.steps import (
     without_none,
 )
 
-__all__ = ["CrewAIPatch", "tool_callers"]
-
 _AGENT_ROLE: Final = "crewai.agent.role"
 _LEFT_OPEN: Final = "It was not told how this ended."
 

@@ -18,8 +18,6 @@ from agentlightning.instrumentation.frameworks.langchain_runs import LANGCHAIN, 
 from agentlightning.instrumentation.patch import Patch, PatchedCall
 from agentlightning.instrumentation.steps import guarded
 
-__all__ = ["LangChainPatch"]
-
 
 class LangChainPatch(Patch):
     """Records what LangChain and LangGraph run."""

@@ -27,8 +27,6 @@ from agentlightning.dialects import langchain as dialect
 from agentlightning.instrumentation.model_calls import TIME_TO_FIRST_TOKEN, WATCH, CallWatch
 from agentlightning.instrumentation.steps import Step, as_json, guarded, is_suppressed, tool_step
 
-__all__ = ["LANGCHAIN", "Recorder", "Run", "enter", "leave", "place_kept"]
-
 LANGCHAIN: Final = "LangChain"
 _AGENT: Final = "langchain.chain.type"
 _HIDDEN: Final = "langsmith:hidden"

@@ -42,8 +42,6 @@ from agentlightning.instrumentation.patch import Patch, PatchedCall
 from agentlightning.instrumentation.redirect import parent_header
 from agentlightning.instrumentation.steps import guarded, is_suppressed
 
-__all__ = ["LiteLLMPatch", "instrument_litellm", "uninstrument_litellm"]
-
 _CHAT: Final = OPENAI_DIALECTS[CHAT_PATH]
 _FUNCTIONS: Final = (
     ("litellm.main", "completion", CHAT_PATH),

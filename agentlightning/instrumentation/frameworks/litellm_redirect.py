@@ -34,16 +34,6 @@ from agentlightning.instrumentation.redirect import (
     target_of,
 )
 
-__all__ = [
-    "CHAT_PATH",
-    "EMBEDDINGS_PATH",
-    "Post",
-    "excluded_attributes",
-    "redirected_arguments",
-    "redirected_post",
-    "refuse_redirect",
-]
-
 CHAT_PATH: Final = "/chat/completions"
 EMBEDDINGS_PATH: Final = "/embeddings"
 _IN_SHAPE: Final = frozenset({"openai", "azure", "anthropic", "hosted_vllm", "custom_openai", "text-completion-openai"})

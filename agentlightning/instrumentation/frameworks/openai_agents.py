@@ -24,8 +24,6 @@ from agentlightning.instrumentation.steps import (
     without_none,
 )
 
-__all__ = ["OpenAIAgentsPatch"]
-
 _STEP: Final = "agentlightning_step"
 """Under which name a span of the SDK keeps its step."""
 

@@ -13,8 +13,6 @@ from typing import Any
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.steps import Step, agent_step, record_calls, recorded, set_tool_result, tool_step
 
-__all__ = ["PydanticAIPatch"]
-
 
 class PydanticAIPatch(Patch):
     name = "PydanticAI"

@@ -22,8 +22,6 @@ from agentlightning.instrumentation.steps import (
     tool_step,
 )
 
-__all__ = ["SmolagentsPatch"]
-
 _INTERPRETER: Final = "python_interpreter"
 """What smolagents calls the tool that executes an agent's code."""
 _HAS_STEP: ContextVar[Any] = ContextVar("agentlightning_smolagents_tool", default=None)

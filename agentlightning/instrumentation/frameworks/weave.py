@@ -23,8 +23,6 @@ from agentlightning.instrumentation.steps import Step, guarded, is_suppressed
 from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 
-__all__ = ["WeavePatch", "weave_management"]
-
 _NAME: Final = LightningSpanAttributes.OPERATION_NAME.value
 _INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
 _OUTPUT: Final = LightningSpanAttributes.OPERATION_OUTPUT.value

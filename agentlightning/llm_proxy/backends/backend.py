@@ -18,20 +18,6 @@ from pydantic.dataclasses import dataclass
 from agentlightning.dialects import DialectName
 from agentlightning.errors import ProxyError
 
-__all__ = [
-    "WILDCARD",
-    "Backend",
-    "BackendBroken",
-    "BackendError",
-    "BackendUnavailable",
-    "DeadlineExceeded",
-    "DialectNotServed",
-    "Provider",
-    "Try",
-    "UnknownModel",
-    "VersionNotServed",
-]
-
 Provider = Literal["openai", "hosted_vllm", "vllm", "text-completion-openai", "anthropic", "azure", "agl", "litellm"]
 
 WILDCARD: Final = "*"

@@ -40,8 +40,6 @@ from agentlightning.llm_proxy.backends.litellm_library import LibrarySender
 from agentlightning.llm_proxy.backends.model_entry import backend_of
 from agentlightning.utils.deadline import within
 
-__all__ = ["BackendPool"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_DEADLINE_SECONDS: Final = 600.0

@@ -12,8 +12,6 @@ from typing import Any, Final, Literal, Protocol
 
 from agentlightning.llm_proxy.backends.backend import Backend
 
-__all__ = ["AdmissionQueue", "BackendState", "CircuitBreaker", "Clock", "Timer"]
-
 logger = logging.getLogger(__name__)
 
 FAILURES_TO_OPEN: Final = 5

@@ -16,8 +16,6 @@ from agentlightning.dialects import DialectName
 from agentlightning.llm_proxy.backends.backend import Backend, BackendUnavailable, DeadlineExceeded, Try
 from agentlightning.llm_proxy.backends.backend_state import BackendState, first_line
 
-__all__ = ["BackendRequest", "CallState", "PreparedRequest", "is_retryable", "requested_hold_seconds"]
-
 FIRST_BACKOFF_SECONDS: Final = 0.5
 LONGEST_BACKOFF_SECONDS: Final = 8.0
 LONGEST_HOLD_SECONDS: Final = 3600.0

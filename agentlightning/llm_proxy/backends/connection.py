@@ -27,8 +27,6 @@ from agentlightning.llm_proxy.backends.backend import Backend, BackendBroken, Tr
 from agentlightning.llm_proxy.backends.backend_state import BackendState
 from agentlightning.llm_proxy.backends.call_state import PreparedRequest
 
-__all__ = ["BackendResponse", "HttpSender", "ResponseHead", "SendFailure"]
-
 CONNECT_SECONDS: Final = 10.0
 HEALTH_CHECK_SECONDS: Final = 5.0
 KEEP_ALIVE_SECONDS: Final = 15.0

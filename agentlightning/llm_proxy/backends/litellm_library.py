@@ -28,8 +28,6 @@ from agentlightning.llm_proxy.backends.call_state import PreparedRequest
 from agentlightning.llm_proxy.backends.connection import ResponseHead
 from agentlightning.llm_proxy.translation import UntranslatableRequest
 
-__all__ = ["CHAT_FIELDS", "EMBEDDINGS_FIELDS", "LibrarySender"]
-
 logger = logging.getLogger(__name__)
 
 _LOCAL_PRICES_VARIABLE: Final = "LITELLM_LOCAL_MODEL_COST_MAP"

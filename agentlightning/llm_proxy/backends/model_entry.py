@@ -21,8 +21,6 @@ from agentlightning.llm_proxy.backends.backend import WILDCARD, Backend, Provide
 from agentlightning.llm_proxy.backends.litellm_library import CHAT_FIELDS, EMBEDDINGS_FIELDS
 from agentlightning.utils.installation import install_command
 
-__all__ = ["backend_of"]
-
 OPENAI_URL: Final = "https://api.openai.com/v1"
 ANTHROPIC_URL: Final = "https://api.anthropic.com/v1"
 ANTHROPIC_VERSION: Final = "2023-06-01"

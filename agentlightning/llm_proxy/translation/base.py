@@ -6,19 +6,6 @@ from typing import Any, Final
 from agentlightning.dialects import DialectName, JsonObject
 from agentlightning.errors import ProxyError
 
-__all__ = [
-    "CHAT_HINTS",
-    "NEUTRAL_CHAT",
-    "RequestFields",
-    "UntranslatableRequest",
-    "chosen",
-    "image_part",
-    "plain_content",
-    "text_part",
-    "untranslatable",
-]
-
-
 CHAT_HINTS: Final = frozenset(
     {
         "metadata",

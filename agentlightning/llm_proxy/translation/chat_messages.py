@@ -19,8 +19,6 @@ from agentlightning.llm_proxy.translation.base import (
     untranslatable,
 )
 
-__all__ = ["chat_from_messages", "messages_from_chat"]
-
 DEFAULT_MAX_TOKENS: Final = 4096
 """Messages must set the length of the output; a chat need not."""
 _SAME: Final = ("model", "temperature", "top_p", "top_k")

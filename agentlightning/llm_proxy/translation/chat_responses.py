@@ -19,8 +19,6 @@ from agentlightning.llm_proxy.translation.base import (
     untranslatable,
 )
 
-__all__ = ["chat_from_responses", "responses_from_chat"]
-
 _HINTS: Final = frozenset(
     {
         "context_management",

@@ -24,8 +24,6 @@ from agentlightning.utils.server_launcher import UNOBSERVED
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["StoreApp", "build_app"]
-
 NOT_SUPPORTED = ("/v1/metrics", "/v1/logs", "/v1/development/profiles")
 _NOT_MODIFIED, _NOT_FOUND, _NOT_IMPLEMENTED, _UNAVAILABLE = 304, 404, 501, 503
 

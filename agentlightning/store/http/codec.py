@@ -26,24 +26,6 @@ from agentlightning.store.operations import Operation, operations_of
 from agentlightning.store.values import as_json, span_as_json
 from agentlightning.types import EnqueueRolloutRequest, Notice, PaginatedResult, Span, Task
 
-__all__ = [
-    "MOST_FRAME_BYTES",
-    "OperationCodec",
-    "as_notice",
-    "check_levels",
-    "codec_of",
-    "encode_items",
-    "encode_many",
-    "encode_page",
-    "encoded_notice",
-    "notice_fields",
-    "parse_foreign_json",
-    "parse_json",
-    "plain_value",
-    "prepare_codecs",
-    "take_frame",
-]
-
 _MAKES_ROLLOUTS = frozenset({"start_rollout", "enqueue_rollout", "enqueue_many_rollouts"})
 
 MOST_FRAME_BYTES = 1024 * 1024

@@ -27,8 +27,6 @@ from agentlightning.store.http.websocket import LiveChannel, LiveSubscription
 from agentlightning.types import Notice
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["Address", "ClientConnection", "RemoteSubscription", "Transport"]
-
 logger = logging.getLogger(__name__)
 
 Transport = Literal["auto", "http", "ws"]

@@ -26,8 +26,6 @@ from agentlightning.types.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECR
 from agentlightning.types.scoping import PINNED_RESOURCES
 from agentlightning.utils.secret_names import MASK, masked
 
-__all__ = ["AnswerCredentials"]
-
 logger = logging.getLogger(__name__)
 
 MOST_VERSIONS: Final = 256

@@ -19,8 +19,6 @@ from agentlightning import errors
 from agentlightning.asgi.response import Header, Response, json_response
 from agentlightning.errors import AgentLightningError
 
-__all__ = ["BadArguments", "Failure", "RemoteError", "exception_of", "failure_of"]
-
 logger = logging.getLogger(__name__)
 
 _BAD_REQUEST, _UNPROCESSABLE = 400, 422

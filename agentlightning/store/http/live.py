@@ -44,8 +44,6 @@ from agentlightning.store.operations import Operation, operations_of
 from agentlightning.types import Notice, PaginatedResult
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["serve_live"]
-
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 1024

@@ -8,8 +8,6 @@ from pydantic import TypeAdapter
 from agentlightning.store.http.routes import NOTICES_PATH, RestRoute, routes
 from agentlightning.store.http.service import NoticesQuery
 
-__all__ = ["describe"]
-
 _SCHEMAS = "#/components/schemas/{model}"
 _FAILURE = {
     "type": "object",

@@ -31,22 +31,6 @@ from pydantic.alias_generators import to_camel
 from agentlightning.errors import ConfigurationError, InvalidValue
 from agentlightning.types.attributes import Attributes, sum_of_numbers
 
-__all__ = [
-    "JSON",
-    "KINDS",
-    "PROTOBUF",
-    "LinkMessage",
-    "ScopeSpansMessage",
-    "SpanMessage",
-    "TraceRequest",
-    "format_of",
-    "parse_body",
-    "quoted",
-    "reason_of",
-    "trace_service",
-    "whole_number",
-]
-
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 KINDS: Final = ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")

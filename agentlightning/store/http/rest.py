@@ -31,8 +31,6 @@ from agentlightning.store.http.service import StoreService, is_page
 from agentlightning.store.http.tokens import Scope, check_permission, check_server_page, check_traces
 from agentlightning.store.operations import ALL_ITEMS
 
-__all__ = ["StoreRoutes"]
-
 logger = logging.getLogger(__name__)
 
 TRACES_PATH = "/v1/traces"

@@ -17,8 +17,6 @@ import aiohttp
 from agentlightning.errors import IncompatibleStore, StoreUnavailable
 from agentlightning.store.http.websocket import ConnectionLost
 
-__all__ = ["Garbled", "RetryPolicy", "is_passing"]
-
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")

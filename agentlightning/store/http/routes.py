@@ -21,8 +21,6 @@ from agentlightning.store.operations import operations_of
 from agentlightning.store.values import check_json
 from agentlightning.types import PaginatedResult
 
-__all__ = ["LIVE_PATH", "NOTICES_PATH", "PREFIX", "RestRoute", "path_of", "result_of", "route_table", "routes"]
-
 PREFIX = "/v1/agl"
 LIVE_PATH = PREFIX + "/live"
 NOTICES_PATH = PREFIX + "/notices"

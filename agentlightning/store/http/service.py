@@ -38,8 +38,6 @@ from agentlightning.types import Notice, NoticeKind
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = ["NoticesQuery", "StoreService", "is_page"]
-
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")

@@ -28,25 +28,6 @@ from agentlightning.errors import ConfigurationError, InvalidToken, NotAllowed
 from agentlightning.store.operations import Operation
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = [
-    "Scope",
-    "ScopeKind",
-    "SignedToken",
-    "admit",
-    "bearer_token",
-    "check_permission",
-    "check_secret",
-    "check_server_page",
-    "check_subscription",
-    "check_traces",
-    "describe_token",
-    "is_signed",
-    "refuse_open_address",
-    "sign_for_attempt",
-    "sign_token",
-    "verify_token",
-]
-
 ScopeKind = Literal["admin", "runner", "reader", "attempt"]
 
 _KINDS: Final[tuple[ScopeKind, ...]] = get_args(ScopeKind)

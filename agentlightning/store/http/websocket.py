@@ -18,8 +18,6 @@ from agentlightning.store.http.codec import OperationCodec, as_notice, parse_jso
 from agentlightning.store.http.failures import Failure, exception_of
 from agentlightning.types import Notice
 
-__all__ = ["ConnectionLost", "LiveChannel", "LiveSubscription"]
-
 PING_SECONDS = 20.0
 MOST_UNREAD_NOTICES = 10_000
 _MOST_ANSWER_BYTES = 1 << 31

@@ -17,8 +17,6 @@ from agentlightning.errors import ConfigurationError, IncompatibleStore, Invalid
 from agentlightning.store.postgres.session import Connection
 from agentlightning.store.tables import migrations
 
-__all__ = ["RETRIED", "Pool", "connect", "described", "open_pool", "parsed", "prepare", "store_errors"]
-
 Pool = ConnectionPool[Connection]
 
 RETRIED: Final = (

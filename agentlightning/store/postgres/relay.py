@@ -29,8 +29,6 @@ from agentlightning.store.postgres.database import connect, described
 from agentlightning.store.postgres.session import Connection, PostgresSession
 from agentlightning.store.tables import ALL_ROWS, SELECT_NOTICES, notices_of
 
-__all__ = ["Relay", "read_notices"]
-
 logger = logging.getLogger(__name__)
 
 HINT_SECONDS: Final = 0.02

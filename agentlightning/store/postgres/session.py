@@ -20,8 +20,6 @@ from psycopg.pq.abc import PGresult
 
 from agentlightning.store.tables import Row
 
-__all__ = ["Connection", "PostgresSession", "is_storable"]
-
 MOST_PREPARED: Final = 200
 """Statements that a connection keeps prepared; later ones are parsed each time."""
 

@@ -30,8 +30,6 @@ from agentlightning.store.postgres.transaction import PostgresTransaction, read_
 from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = ["PostgresLightningStore"]
-
 WRITERS: Final = 2
 """Threads that write; more of them would make smaller batches."""
 READERS: Final = 8

@@ -23,8 +23,6 @@ from agentlightning.store.sql import LIMITS, SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt, ResourcesUpdate, Run, Span, Worker
 
-__all__ = ["PostgresTransaction", "read_ahead"]
-
 _POP: Final = """
 WITH head AS (
     SELECT q.position FROM queue q JOIN rollouts r ON r.number = q.rollout

@@ -13,19 +13,6 @@ from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUn
 from agentlightning.store.tables import migrations
 from agentlightning.utils.private_files import create_file
 
-__all__ = [
-    "MEMORY",
-    "Durability",
-    "check_replaceable",
-    "checkpoint",
-    "connect",
-    "log_length",
-    "migrate",
-    "prepare",
-    "set_patience",
-    "store_errors",
-]
-
 Durability = Literal["process", "power"]
 
 MEMORY = ":memory:"

@@ -17,8 +17,6 @@ from agentlightning.store.sql import LIMITS, SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt
 
-__all__ = ["SqliteTransaction"]
-
 READ_AHEAD = 256
 """How many entries of the queue are read at once."""
 _READ_QUEUE = (

@@ -30,8 +30,6 @@ from agentlightning.store.sqlite.database import MEMORY, checkpoint, log_length,
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 from agentlightning.store.tables import ALL_ROWS, SELECT_NOTICES, notices_of
 
-__all__ = ["Writer", "read_notices"]
-
 logger = logging.getLogger(__name__)
 
 LARGEST_BATCH = 512

@@ -17,7 +17,7 @@ import inspect
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -32,14 +32,13 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.rollout_index import ROLLOUT_FIELDS, index_value
 from agentlightning.store.selection import PAGING, Selection, choose
+from agentlightning.store.wrapper import StoreWrapper
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     AttemptStatus,
     EnqueueRolloutRequest,
     NamedResources,
-    Notice,
-    NoticeKind,
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
@@ -47,7 +46,6 @@ from agentlightning.types import (
     Span,
     Worker,
 )
-from agentlightning.types.lifecycle import ComponentProperty
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import CrossLoopLock
 
@@ -146,11 +144,11 @@ def _derived_method(op: Operation) -> Callable[..., object]:
 
 
 @forward_operations(_derived_method)
-class ForeignStore(LightningStore):
+class ForeignStore(StoreWrapper):
     """A store with the parts of the contract that it lacks; safe for threads, whether it is or not."""
 
     def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self.store = store
+        self.store = self._target = store
         self._clock = clock
         self._kept = InMemoryLightningStore()
         is_safe = bool(self._declared_capabilities.get("thread_safe"))
@@ -166,22 +164,6 @@ class ForeignStore(LightningStore):
     @property
     def capabilities(self) -> LightningStoreCapabilities:
         return {**self._declared_capabilities, "thread_safe": True, "async_safe": True}
-
-    @ComponentProperty
-    def state(self) -> str:
-        """That of the store behind it."""
-        return getattr(self.store, "state", "open")
-
-    def otlp_traces_endpoint(self) -> str:
-        return self.store.otlp_traces_endpoint()
-
-    def subscribe(
-        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
-    ) -> AsyncIterator[Notice]:
-        return self.store.subscribe(kinds, after=after)
-
-    async def close(self) -> None:
-        await self.store.close()
 
     # ------------------------------------------------------------------ calling the store
 
@@ -284,7 +266,7 @@ class ForeignStore(LightningStore):
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
     ) -> Span | None:
         async with self._lock:
-            return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+            return await super().add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
 
 def _field_of(rollout: Rollout, field: str) -> object:

@@ -13,8 +13,8 @@ from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.foreign import adapted
 from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.store.wrapper import StoreWrapper
 from agentlightning.types import Notice, NoticeKind, Span
-from agentlightning.types.lifecycle import ComponentProperty
 from agentlightning.utils.loop_thread import CrossLoopLock, LoopThread, LoopThreadEnded
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _locked_method(op: Operation) -> Callable[..., object]:
 
 
 @forward_operations(_locked_method)
-class LightningStoreThreaded(LightningStore):
+class LightningStoreThreaded(StoreWrapper):
     """Makes any store safe for threads that each run their own event loop; one that already is passes through."""
 
     def __init__(self, store: LightningStore) -> None:
@@ -57,29 +57,13 @@ class LightningStoreThreaded(LightningStore):
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        return {**self._target.capabilities, "thread_safe": True, "async_safe": True}
-
-    def otlp_traces_endpoint(self) -> str:
-        return self._target.otlp_traces_endpoint()
+        return {**super().capabilities, "thread_safe": True, "async_safe": True}
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
     ) -> Span | None:
         async with self._exclusion():
-            return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
-
-    def subscribe(
-        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
-    ) -> AsyncIterator[Notice]:
-        return self._target.subscribe(kinds, after=after)
-
-    @ComponentProperty
-    def state(self) -> str:
-        """That of the store behind it."""
-        return self._target.state
-
-    async def close(self) -> None:
-        await self._target.close()
+            return await super().add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
 
 class BlockingStore:

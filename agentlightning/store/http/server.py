@@ -7,9 +7,9 @@ runners.
 
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
@@ -21,9 +21,7 @@ from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.store.http.codec import MOST_FRAME_BYTES
 from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES
 from agentlightning.store.http.tokens import check_secret
-from agentlightning.store.operations import Operation, forward_operations
-from agentlightning.types import Notice, NoticeKind, Span
-from agentlightning.types.lifecycle import ComponentProperty
+from agentlightning.store.wrapper import StoreWrapper
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.once import fork_handlers
 from agentlightning.utils.server_launcher import (
@@ -33,9 +31,6 @@ from agentlightning.utils.server_launcher import (
     is_loopback,
 )
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-
 __all__ = ["LightningStoreServer", "checked_token", "warn_if_open"]
 
 logger = logging.getLogger(__name__)
@@ -44,16 +39,7 @@ PING_SECONDS = 20.0
 STARTUP_SECONDS = 60.0
 
 
-def _forwarded_method(op: Operation) -> Callable[..., Any]:
-    async def method(self: "LightningStoreServer", *args: Any, **kwargs: Any) -> Any:
-        forwarded: Callable[..., Awaitable[Any]] = getattr(self._target, op.name)
-        return await forwarded(*args, **kwargs)
-
-    return method
-
-
-@forward_operations(_forwarded_method)
-class LightningStoreServer(LightningStore):
+class LightningStoreServer(StoreWrapper):
     """A store with an HTTP and WebSocket server."""
 
     def __init__(
@@ -169,36 +155,18 @@ class LightningStoreServer(LightningStore):
 
     # ------------------------------------------------------------------ the store it is
 
-    @ComponentProperty
-    def state(self) -> str:
-        """That of the store that is served or, in another process, of the connection to it."""
-        return self._target.state
-
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        return {**self._target.capabilities, "zero_copy": True, "otlp_traces": True}
+        return {**super().capabilities, "zero_copy": True, "otlp_traces": True}
 
     def otlp_traces_endpoint(self) -> str:
         return f"{self.endpoint}/v1/traces"
-
-    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        return await self._target.perform(name, arguments)
-
-    async def add_otel_span(
-        self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
-    ) -> Span | None:
-        return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
-
-    def subscribe(
-        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
-    ) -> AsyncIterator[Notice]:
-        return self._target.subscribe(kinds, after=after)
 
     async def close(self) -> None:
         """Stop serving if it serves, and close the store, or in another process the connections to it."""
         if self._launcher is not None:
             await self.stop()
-        await self._target.close()
+        await super().close()
 
 
 _UVICORN: dict[str, Any] = {

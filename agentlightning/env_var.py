@@ -6,13 +6,15 @@ the table is what the parts of this package pass as their fallback; reading alon
 """
 
 import os
+from collections.abc import Callable
 from enum import Enum
-from typing import Final, overload
+from typing import Final, Generic, TypeVar, overload
 
 from agentlightning.errors import ConfigurationError
 
 __all__ = ["LightningEnvVar", "resolve_bool_env_var", "resolve_int_env_var", "resolve_str_env_var"]
 
+ValueT = TypeVar("ValueT")
 _TRUE_WORDS: Final = ("1", "true", "yes", "on")
 _FALSE_WORDS: Final = ("0", "false", "no", "off")
 
@@ -48,65 +50,49 @@ class LightningEnvVar(str, Enum):
     AGL_FILE_MODE = ("AGL_FILE_MODE", str, "0600", "Mode, in octal digits, of new files that hold what a store holds.")
 
 
-@overload
-def resolve_bool_env_var(env_var: LightningEnvVar, override: bool | None = None, *, fallback: bool) -> bool: ...
-@overload
-def resolve_bool_env_var(env_var: LightningEnvVar, override: bool | None, fallback: bool) -> bool: ...
-@overload
-def resolve_bool_env_var(
-    env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None
-) -> bool | None: ...
-def resolve_bool_env_var(
-    env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None
-) -> bool | None:
-    """The override, else the environment read as yes or no, else the fallback."""
-    if override is not None:
-        return override
-    text = os.environ.get(env_var.value)
-    if text is None:
-        return fallback
+class _Resolver(Generic[ValueT]):
+    """Resolves settings of one type.
+
+    Args:
+        read: Reads the text of a variable, whose name it gets first.
+    """
+
+    def __init__(self, read: Callable[[str, str], ValueT]) -> None:
+        self._read = read
+
+    @overload
+    def __call__(self, env_var: LightningEnvVar, override: ValueT | None = None, *, fallback: ValueT) -> ValueT: ...
+    @overload
+    def __call__(self, env_var: LightningEnvVar, override: ValueT | None, fallback: ValueT) -> ValueT: ...
+    @overload
+    def __call__(
+        self, env_var: LightningEnvVar, override: ValueT | None = None, fallback: ValueT | None = None
+    ) -> ValueT | None: ...
+    def __call__(
+        self, env_var: LightningEnvVar, override: ValueT | None = None, fallback: ValueT | None = None
+    ) -> ValueT | None:
+        """The override, else the environment, else the fallback; a variable set to nothing counts as set."""
+        if override is not None:
+            return override
+        text = os.environ.get(env_var.value)
+        return fallback if text is None else self._read(env_var.value, text)
+
+
+def _read_bool(name: str, text: str) -> bool:
     word = text.strip().lower()
     if word not in _TRUE_WORDS + _FALSE_WORDS:
         accepted = ", ".join(_TRUE_WORDS + _FALSE_WORDS)
-        raise ConfigurationError(f"{env_var.value} must be one of {accepted}; it is {text!r}.")
+        raise ConfigurationError(f"{name} must be one of {accepted}; it is {text!r}.")
     return word in _TRUE_WORDS
 
 
-@overload
-def resolve_int_env_var(env_var: LightningEnvVar, override: int | None = None, *, fallback: int) -> int: ...
-@overload
-def resolve_int_env_var(env_var: LightningEnvVar, override: int | None, fallback: int) -> int: ...
-@overload
-def resolve_int_env_var(
-    env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None
-) -> int | None: ...
-def resolve_int_env_var(
-    env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None
-) -> int | None:
-    """The override, else the environment read as a decimal integer, else the fallback."""
-    if override is not None:
-        return override
-    text = os.environ.get(env_var.value)
-    if text is None:
-        return fallback
+def _read_int(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise ConfigurationError(f"{env_var.value} must be an integer; it is {text!r}.") from error
+        raise ConfigurationError(f"{name} must be an integer; it is {text!r}.") from error
 
 
-@overload
-def resolve_str_env_var(env_var: LightningEnvVar, override: str | None = None, *, fallback: str) -> str: ...
-@overload
-def resolve_str_env_var(env_var: LightningEnvVar, override: str | None, fallback: str) -> str: ...
-@overload
-def resolve_str_env_var(
-    env_var: LightningEnvVar, override: str | None = None, fallback: str | None = None
-) -> str | None: ...
-def resolve_str_env_var(
-    env_var: LightningEnvVar, override: str | None = None, fallback: str | None = None
-) -> str | None:
-    """The override, else the environment unchanged, else the fallback; a variable set to nothing counts as set."""
-    if override is not None:
-        return override
-    return os.environ.get(env_var.value, fallback)
+resolve_bool_env_var: Final = _Resolver(_read_bool)
+resolve_int_env_var: Final = _Resolver(_read_int)
+resolve_str_env_var: Final = _Resolver(lambda _name, text: text)

@@ -26,7 +26,7 @@ from agentlightning.dialects import (
 from agentlightning.dialects.attributes import plain_text
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.model_calls import CallWatch, ModelCall, read_along, read_whole
-from agentlightning.instrumentation.patch import Patch, PatchedCall
+from agentlightning.instrumentation.patch import Original, Patch, PatchedCall
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
     ModelRequest,
@@ -89,7 +89,7 @@ class _BaseClientPatch(Patch):
             _follow(call, made.result)
 
     @staticmethod
-    def _process_response(original: Any, client: Any, **kwargs: object) -> Any:
+    def _process_response(original: Original, client: Any, **kwargs: object) -> Any:
         call, headers = _CALL.get(), getattr(kwargs.get("response"), "headers", None)
         if call is not None and isinstance(headers, Mapping):
             call.note_headers(headers)

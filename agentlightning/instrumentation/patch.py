@@ -27,6 +27,8 @@ _ABSENT: Final = object()
 _WATCH: Final = ImportWatch()  # one for the process, as the import system is
 Foreign: TypeAlias = Any
 """Something of a library that is not imported here, so that its type is not known."""
+Original = Callable[..., Foreign]
+"""A function of the library that is patched."""
 Wrapper = Callable[..., Foreign]
 """Called with the original function, then with its arguments."""
 
@@ -73,12 +75,12 @@ class Patch:
     def surround(self, owner: Any, attribute: str, context: Callable[..., AbstractContextManager[PatchedCall]]) -> None:
         """Have calls of a function, plain or a coroutine function, made in `context(original, *arguments)`."""
 
-        def call(original: Wrapper, /, *args: object, **kwargs: object) -> Foreign:
+        def call(original: Original, /, *args: object, **kwargs: object) -> Foreign:
             with context(original, *args, **kwargs) as made:
                 made.result = original(*made.args, **made.kwargs)
             return made.result
 
-        async def call_async(original: Wrapper, /, *args: object, **kwargs: object) -> Foreign:
+        async def call_async(original: Original, /, *args: object, **kwargs: object) -> Foreign:
             with context(original, *args, **kwargs) as made:
                 made.result = await original(*made.args, **made.kwargs)
             return made.result

@@ -15,7 +15,7 @@ from typing import Any, Final
 from opentelemetry import context as otel_context
 
 from agentlightning.instrumentation.model_calls import WATCH
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Original, Patch
 from agentlightning.instrumentation.redirect import ROUTER
 
 _SERVANTS: Final = ("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool")
@@ -41,7 +41,7 @@ class ThreadContextPatch(Patch):
         self.replace(threading.Thread, "start", self._start)
         self.replace(concurrent.futures.ThreadPoolExecutor, "submit", self._submit)
 
-    def _start(self, original: Any, thread: threading.Thread) -> None:
+    def _start(self, original: Original, thread: threading.Thread) -> None:
         around = self._carrier()
         work = getattr(thread, "_target", None)
         serves_all = getattr(type(thread) if work is None else work, "__module__", None) in _SERVANTS
@@ -59,7 +59,7 @@ class ThreadContextPatch(Patch):
         original(thread)
 
     def _submit(
-        self, original: Any, pool: Any, function: Callable[..., Any], /, *args: object, **kwargs: object
+        self, original: Original, pool: Any, function: Callable[..., Any], /, *args: object, **kwargs: object
     ) -> Any:
         around = self._carrier()
         return original(pool, function if around is None else around(function), *args, **kwargs)

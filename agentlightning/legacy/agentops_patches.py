@@ -20,7 +20,7 @@ from opentelemetry import trace
 from agentlightning.dialects import OPENAI_DIALECTS, Assembler
 from agentlightning.dialects.attributes import LOGPROBS, PROMPT_IDS, REFUSAL_LOGPROBS, RESPONSE_IDS
 from agentlightning.instrumentation.imports import is_installed
-from agentlightning.instrumentation.patch import Foreign, Patch
+from agentlightning.instrumentation.patch import Foreign, Original, Patch
 from agentlightning.instrumentation.registry import Instrumentation
 from agentlightning.instrumentation.steps import guarded
 from agentlightning.utils.json_values import JsonMapping
@@ -158,7 +158,7 @@ class _Offline(_StatePatch):
 def _withheld(result: Foreign, concerns: Callable[[Foreign], bool] = lambda owner: True) -> Callable[..., Foreign]:
     """A wrapper that gives a result without making the call."""
 
-    def wrapper(original: Foreign, owner: Foreign, *args: object, **kwargs: object) -> Foreign:
+    def wrapper(original: Original, owner: Foreign, *args: object, **kwargs: object) -> Foreign:
         if _service().is_set() or not concerns(owner):
             return original(owner, *args, **kwargs)
         return result
@@ -166,7 +166,7 @@ def _withheld(result: Foreign, concerns: Callable[[Foreign], bool] = lambda owne
     return wrapper
 
 
-async def _fetch_no_token(original: Foreign, client: Foreign, api_key: str) -> Foreign:
+async def _fetch_no_token(original: Original, client: Foreign, api_key: str) -> Foreign:
     return await original(client, api_key) if _service().is_set() else dict(_TOKEN)
 
 
@@ -189,7 +189,7 @@ class AgentOpsPatch(Patch):
             self.replace(stream, "_finalize_stream", _finish_stream)
 
 
-def _with_tokens(original: Foreign, *args: Foreign, **kwargs: Foreign) -> Foreign:
+def _with_tokens(original: Original, *args: Foreign, **kwargs: Foreign) -> Foreign:
     """AgentOps' attributes of a chat, and ours of its answer."""
     response = kwargs.get("return_value", args[2] if len(args) > 2 else None)
     attributes = original(*args, **kwargs)
@@ -205,7 +205,7 @@ def _tokens_of(response: Foreign) -> JsonMapping:
     return {name: attributes[name] for name in _ADDED if name in attributes}
 
 
-def _note_chunk(original: Foreign, stream: Foreign, chunk: Foreign) -> Foreign:
+def _note_chunk(original: Original, stream: Foreign, chunk: Foreign) -> Foreign:
     with guarded("AgentOps"):
         if _ASSEMBLER not in vars(stream):
             assert _CHAT.assembler is not None
@@ -214,7 +214,7 @@ def _note_chunk(original: Foreign, stream: Foreign, chunk: Foreign) -> Foreign:
     return original(stream, chunk)
 
 
-def _finish_stream(original: Foreign, stream: Foreign) -> Foreign:
+def _finish_stream(original: Original, stream: Foreign) -> Foreign:
     with guarded("AgentOps"):
         assembler: Assembler | None = vars(stream).get(_ASSEMBLER)
         if assembler is not None:
@@ -276,7 +276,7 @@ class _HandlerPatch(Patch):
 
 
 def _start_chain(
-    original: Foreign, handler: Foreign, serialized: Foreign, inputs: Foreign, **kwargs: object
+    original: Original, handler: Foreign, serialized: Foreign, inputs: Foreign, **kwargs: object
 ) -> Foreign:
     """LangChain says what a chain is called beside its serialized form, where AgentOps looks for the name."""
     name = kwargs.get("name")

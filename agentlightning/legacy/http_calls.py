@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from agentlightning.instrumentation.patch import Foreign, Patch, PatchedCall
+from agentlightning.instrumentation.patch import Foreign, Original, Patch, PatchedCall
 from agentlightning.instrumentation.steps import guarded
 
 
@@ -113,7 +113,7 @@ class HttpClientPatch(_HttpPatch):
         self.replace(connection, "send", self._send)
         self.replace(connection, "getresponse", self._getresponse)
 
-    def _endheaders(self, original: Foreign, connection: Foreign, *args: object, **kwargs: object) -> Foreign:
+    def _endheaders(self, original: Original, connection: Foreign, *args: object, **kwargs: object) -> Foreign:
         """The head of a request is complete, in the connection's buffer; it is sent now."""
         self._calls.pop(connection, None)
         call: HttpCall | None = None
@@ -126,7 +126,7 @@ class HttpClientPatch(_HttpPatch):
             self._calls[connection] = call
         return _failing(call, original, connection, *args, **kwargs)
 
-    def _send(self, original: Foreign, connection: Foreign, data: Foreign) -> Foreign:
+    def _send(self, original: Original, connection: Foreign, data: Foreign) -> Foreign:
         call = self._calls.get(connection)
         if call is None or call.is_sending:
             return original(connection, data)
@@ -140,7 +140,7 @@ class HttpClientPatch(_HttpPatch):
         call.has_sent_head = True
         return sent
 
-    def _getresponse(self, original: Foreign, connection: Foreign, *args: object, **kwargs: object) -> Foreign:
+    def _getresponse(self, original: Original, connection: Foreign, *args: object, **kwargs: object) -> Foreign:
         call = self._calls.pop(connection, None)
         response = _failing(call, original, connection, *args, **kwargs)
         if call is not None:
@@ -284,7 +284,7 @@ class AiohttpPatch(_HttpPatch):
         self.when_undone(self._leave_sessions)
         self.replace(module.ClientSession, "_request", self._request)
 
-    async def _request(self, original: Foreign, session: Foreign, *args: object, **kwargs: object) -> Foreign:
+    async def _request(self, original: Original, session: Foreign, *args: object, **kwargs: object) -> Foreign:
         if session not in self._sessions:
             with guarded(self.name):
                 session.trace_configs.append(self._config)

@@ -20,7 +20,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode
 from typing_extensions import Self
 
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Original, Patch
 from agentlightning.instrumentation.steps import Step, as_json, guarded, recorded
 
 _AUTOGEN: Final = "AutoGen"
@@ -282,7 +282,7 @@ def _tool_span(
     return call.open(native)
 
 
-async def _run_tool(original: Callable[..., Any], tool: Any, /, args: Any, *rest: object, **kwargs: object) -> Any:
+async def _run_tool(original: Original, tool: Any, /, args: Any, *rest: object, **kwargs: object) -> Any:
     with _ToolCall(tool.name, args, _call_id(rest, kwargs)) as call:
         result = await original(tool, args, *rest, **kwargs)
         call.record_result(lambda: tool.return_value_as_string(result))
@@ -299,7 +299,7 @@ async def _stream_tool(results: _Stream, tool: Any, /, args: Any, *rest: object,
 
 
 async def _call_mcp_tool(
-    original: Callable[..., Any], workbench: Any, /, name: str, arguments: Any = None, *rest: object, **kwargs: object
+    original: Original, workbench: Any, /, name: str, arguments: Any = None, *rest: object, **kwargs: object
 ) -> Any:
     with _ToolCall(name, arguments or {}, _call_id(rest, kwargs)) as call:
         result = await original(workbench, name, arguments, *rest, **kwargs)

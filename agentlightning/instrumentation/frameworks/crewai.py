@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Original, Patch
 from agentlightning.instrumentation.steps import (
     Step,
     agent_step,
@@ -85,7 +85,7 @@ def tool_callers() -> list[tuple[Any, str]]:
     return list(found.values())
 
 
-def _emit(original: Callable[..., Any], bus: Any, source: Any, event: Any) -> Any:
+def _emit(original: Original, bus: Any, source: Any, event: Any) -> Any:
     with guarded(CrewAIPatch.name):
         if event.type in _BEGINNINGS:
             _begin(source, event)
@@ -127,7 +127,7 @@ def _end_within(outer: _Work | None, error: BaseException | str = _LEFT_OPEN) ->
     _innermost.set(outer)
 
 
-async def _ended_when_cancelled(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+async def _ended_when_cancelled(original: Original, *args: object, **kwargs: object) -> Any:
     """CrewAI tells of errors, but not of being cancelled."""
     around = _innermost.get()
     try:
@@ -138,7 +138,7 @@ async def _ended_when_cancelled(original: Callable[..., Any], *args: object, **k
         raise
 
 
-def _called_by_model(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+def _called_by_model(original: Original, *args: object, **kwargs: object) -> Any:
     """A call of a tool that the model asked for: an argument is its id or, by name or at the end, the call itself."""
     around = _innermost.get()
     called = kwargs if "call_id" in kwargs else kwargs.get("tool_call") or args[-1]

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from agentlightning.instrumentation.frameworks.langchain_runs import LANGCHAIN, Recorder, Run, enter, leave, place_kept
-from agentlightning.instrumentation.patch import Patch, PatchedCall
+from agentlightning.instrumentation.patch import Original, Patch, PatchedCall
 from agentlightning.instrumentation.steps import guarded
 
 
@@ -63,7 +63,7 @@ class LangChainPatch(Patch):
         self.when_undone(lambda: module._configure_hooks.remove(hook))
 
     async def _llm_starts(
-        self, original: Any, manager: Any, serialized: Any, prompts: Any, *args: object, **kwargs: object
+        self, original: Original, manager: Any, serialized: Any, prompts: Any, *args: object, **kwargs: object
     ) -> Any:
         """LangChain tells only inline handlers, such as ours, if there is one: so the others are told without it."""
         others = [handler for handler in manager.handlers if handler is not self.recorder]
@@ -79,7 +79,7 @@ class LangChainPatch(Patch):
                 self.recorder.on_llm_start(serialized, [prompt], **{**told, "run_id": run_manager.run_id})
         return started
 
-    async def _ends(self, original: Any, manager: Any, *args: object, **kwargs: object) -> Any:
+    async def _ends(self, original: Original, manager: Any, *args: object, **kwargs: object) -> Any:
         """Some callbacks are called in a task of their own, which cannot leave the context of the run."""
         run = self.recorder.run_of(manager.run_id)
         try:
@@ -88,7 +88,7 @@ class LangChainPatch(Patch):
             if run is not None and run.id == manager.run_id:
                 leave(run)
 
-    def _work_begins(self, original: Any, config: Any, *args: object) -> Any:
+    def _work_begins(self, original: Original, config: Any, *args: object) -> Any:
         """Called in the copy of the context in which a chain's work is done."""
         result = original(config, *args)
         with guarded(LANGCHAIN):

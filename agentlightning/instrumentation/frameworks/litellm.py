@@ -38,7 +38,7 @@ from agentlightning.instrumentation.frameworks.litellm_redirect import (
     refuse_redirect,
 )
 from agentlightning.instrumentation.model_calls import WATCH, CallWatch, ModelCall, read_along, read_whole
-from agentlightning.instrumentation.patch import Patch, PatchedCall
+from agentlightning.instrumentation.patch import Original, Patch, PatchedCall
 from agentlightning.instrumentation.redirect import parent_header
 from agentlightning.instrumentation.steps import guarded, is_suppressed
 
@@ -115,7 +115,7 @@ class LiteLLMPatch(Patch):
         self.when_undone(undo)
 
 
-def _called(path: str, original: Callable[..., Any], arguments: dict[str, Any], *, records: bool) -> Any:
+def _called(path: str, original: Original, arguments: dict[str, Any], *, records: bool) -> Any:
     """A call in one of OpenAI's dialects, recorded and sent where it is to go."""
     sent = redirected_arguments(path, arguments) or arguments
     if not records or is_suppressed():
@@ -123,7 +123,7 @@ def _called(path: str, original: Callable[..., Any], arguments: dict[str, Any], 
     return _watched(original, _Request(OPENAI_DIALECTS[path], arguments), sent)
 
 
-def _called_other(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _called_other(original: Original, arguments: dict[str, Any]) -> Any:
     refuse_redirect(arguments)
     return original(**arguments)
 
@@ -139,7 +139,7 @@ def _provider(logging: Any) -> str:
 
 @contextmanager
 def _post(
-    records: bool, original: Callable[..., Any], handler: object, url: str, *args: object, **kwargs: Any
+    records: bool, original: Original, handler: object, url: str, *args: object, **kwargs: Any
 ) -> Iterator[PatchedCall]:
     post = redirected_post(original, handler, Post(str(url), args, kwargs))
     call = _begun(post) if records else None
@@ -205,7 +205,7 @@ class _Watch(CallWatch):
         self.last_sent: ModelCall | None = None
 
 
-def _watched(original: Callable[..., Any], request: _Request, arguments: dict[str, Any]) -> Any:
+def _watched(original: Original, request: _Request, arguments: dict[str, Any]) -> Any:
     with _Watch(request) as watch:
         try:
             result = original(**arguments)
@@ -287,7 +287,7 @@ class _ExportPatch(Patch):
         self.replace(module.OpenTelemetry, "set_attributes", _set_attributes)
 
 
-def _set_attributes(original: Callable[..., Any], integration: Any, span: Any, kwargs: Any, response_obj: Any) -> Any:
+def _set_attributes(original: Original, integration: Any, span: Any, kwargs: Any, response_obj: Any) -> Any:
     result = original(integration, span, kwargs, response_obj)
     with guarded(_ExportPatch.name):
         prompt_ids, response_ids = field(response_obj, "prompt_token_ids"), _response_ids(response_obj)

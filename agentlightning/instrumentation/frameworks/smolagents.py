@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Final
 
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Original, Patch
 from agentlightning.instrumentation.steps import (
     Step,
     agent_step,
@@ -47,7 +47,7 @@ class SmolagentsPatch(Patch):
 # ---------------------------------------------------------------------- agents
 
 
-def _run(original: Callable[..., Any], agent: Any, /, *args: object, **kwargs: object) -> Any:
+def _run(original: Original, agent: Any, /, *args: object, **kwargs: object) -> Any:
     def open_step() -> Step:
         return agent_step(agent.name or type(agent).__name__)
 
@@ -86,7 +86,7 @@ class _ToolCalls:
     def __init__(self) -> None:
         self._waiting: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
-    def announce(self, original: Callable[..., Any], agent: Any, /, *args: object, **kwargs: object) -> Any:
+    def announce(self, original: Original, agent: Any, /, *args: object, **kwargs: object) -> Any:
         with guarded(SmolagentsPatch.name):
             message = args[0] if args else kwargs["chat_message"]
             self._waiting[agent] = dict(enumerate(message.tool_calls or ()))
@@ -94,7 +94,7 @@ class _ToolCalls:
 
     def execute(
         self,
-        original: Callable[..., Any],
+        original: Original,
         agent: Any,
         /,
         tool_name: str,

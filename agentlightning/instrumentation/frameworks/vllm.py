@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Original, Patch
 from agentlightning.instrumentation.steps import guarded
 
 __all__ = ["ChatCompletionResponsePatched", "VllmPatch", "instrument_vllm", "uninstrument_vllm"]  # noqa: F822 # built on first use
@@ -62,7 +62,7 @@ class VllmPatch(Patch):
 
 
 async def _generate(
-    original: Any, serving: Any, request: Any, result_generator: Any, *args: object, **kwargs: object
+    original: Original, serving: Any, request: Any, result_generator: Any, *args: object, **kwargs: object
 ) -> Any:
     """The response of a chat that does not stream, filled with the ids of the engine's last output."""
     last: list[Any] = []

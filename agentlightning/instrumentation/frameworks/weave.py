@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from agentlightning.errors import TracingError
-from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.patch import Original, Patch
 from agentlightning.instrumentation.registry import Instrumentation
 from agentlightning.instrumentation.steps import Step, guarded, is_suppressed
 from agentlightning.semconv import LightningSpanAttributes
@@ -111,7 +111,9 @@ class WeavePatch(Patch):
         self.replace(module.WeaveClient, "finish_call", self._finish_call)
         _follow_stack(self, self._calls)
 
-    def _create_call(self, original: Any, client: Any, op: Any, inputs: Any, *args: object, **kwargs: object) -> Any:
+    def _create_call(
+        self, original: Original, client: Any, op: Any, inputs: Any, *args: object, **kwargs: object
+    ) -> Any:
         call = original(client, op, inputs, *args, **kwargs)
         self._calls.begin(call, _name_of(op), inputs)
         if kwargs.get("use_stack", True):
@@ -119,7 +121,7 @@ class WeavePatch(Patch):
         return call
 
     def _finish_call(
-        self, original: Any, client: Any, call: Any, output: Any = None, exception: Any = None, **kwargs: object
+        self, original: Original, client: Any, call: Any, output: Any = None, exception: Any = None, **kwargs: object
     ) -> Any:
         try:
             return original(client, call, output, exception, **kwargs)
@@ -135,11 +137,11 @@ def _follow_stack(patch: Patch, calls: _Calls) -> None:
     """Have a call be current where Weave says it is: a generator's is, while its own code runs."""
     stack = importlib.import_module("weave.trace.context.call_context")
 
-    def push(original: Any, call: Any) -> None:
+    def push(original: Original, call: Any) -> None:
         original(call)
         calls.enter(call.id)
 
-    def pop(original: Any, call_id: str | None) -> None:
+    def pop(original: Original, call_id: str | None) -> None:
         calls.leave(call_id)
         original(call_id)
 

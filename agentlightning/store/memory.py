@@ -474,7 +474,7 @@ class InMemoryLightningStore(LocalStore):
         del state["_lock"]
         return state
 
-    def __setstate__(self, state: dict[str, object]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
         self._board = NoticeBoard()

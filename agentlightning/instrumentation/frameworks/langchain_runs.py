@@ -314,7 +314,7 @@ class Recorder:
     # ------------------------------------------------------------------ tools and retrievers
 
     @_callback
-    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: object) -> None:
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         if not self.is_on or is_suppressed():
             return
         beginning = _Beginning.of(serialized, kwargs)

@@ -86,7 +86,7 @@ class _ToolCalls:
     def __init__(self) -> None:
         self._waiting: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
-    def announce(self, original: Original, agent: Any, /, *args: object, **kwargs: object) -> Any:
+    def announce(self, original: Original, agent: Any, /, *args: Any, **kwargs: Any) -> Any:
         with guarded(SmolagentsPatch.name):
             message = args[0] if args else kwargs["chat_message"]
             self._waiting[agent] = dict(enumerate(message.tool_calls or ()))

@@ -223,7 +223,7 @@ class _LocalCalls:
         self._stack = importlib.import_module("weave.trace.context.call_context")
         self._new_call: Any = importlib.import_module("weave.trace.call").Call
 
-    def take_over(self, _original: object, project_name: str, *_: object, **options: object) -> Any:
+    def take_over(self, _original: object, project_name: str, *_: object, **options: Any) -> Any:
         """What `weave.init` does."""
         self.project = project_name
         self.attributes = options.get("attributes") or {}

@@ -146,7 +146,7 @@ class LightningStoreServer(StoreWrapper):
         args = replace(self.launcher_args, port=self.port, reserved=None)
         return {"address": self.endpoint, "token": self._token, "args": args}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.launcher_args = state["args"]
         self._token = state["token"]
         self._launcher = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from agentlightning.server import AgentLightningServer
 from agentlightning.types import PromptTemplate
 
-CLIENT = Path(__file__).parent / "legacy_client.py"
+CLIENT = Path(__file__).parent / "legacy_apo_client.py"
 CANDIDATES = ("What is {a} plus {b}?", "What is {a} plus {b}? Answer with the number only.")
 TASKS = [{"a": a, "b": b} for a in range(1, 4) for b in range(1, 4)]
 PATIENCE_SECONDS = 60.0

@@ -10,7 +10,7 @@ import pytest
 
 from tests import warm_python
 
-FOLDER = Path(__file__).parents[2] / "examples" / "legacy_loop"
+FOLDER = Path(__file__).parents[2] / "examples" / "apo"
 WINNER = "winner: What is {a} plus {b}? Answer with the number only."
 TASKS = 18
 STRICT = {**os.environ, "PYTHONWARNINGS": "error,default::DeprecationWarning"}
@@ -19,7 +19,7 @@ STRICT = {**os.environ, "PYTHONWARNINGS": "error,default::DeprecationWarning"}
 
 @pytest.fixture(scope="module")
 def done() -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(FOLDER / "legacy_server.py"), "--clients", "2"]
+    command = [sys.executable, str(FOLDER / "legacy_apo_server.py"), "--clients", "2"]
     return warm_python.run(command, check=True, timeout=60, env=STRICT)
 
 
@@ -44,11 +44,11 @@ def test_each_process_prints_the_documented_warning_only(done: "subprocess.Compl
 
 
 def test_a_client_of_another_terminal_is_served_and_told_to_stop() -> None:
-    command = [sys.executable, str(FOLDER / "legacy_server.py"), "--clients", "0"]
+    command = [sys.executable, str(FOLDER / "legacy_apo_server.py"), "--clients", "0"]
     with warm_python.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=STRICT) as server:
         assert server.stdout is not None
         endpoint = server.stdout.readline().split()[-1]
-        client = [sys.executable, str(FOLDER / "legacy_client.py"), endpoint]
+        client = [sys.executable, str(FOLDER / "legacy_apo_client.py"), endpoint]
         worked = warm_python.run(client, check=True, timeout=60, env=STRICT)
         printed, _ = server.communicate(timeout=60)
 

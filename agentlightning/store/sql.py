@@ -9,6 +9,7 @@ import itertools
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, cast
 
 import orjson
@@ -350,7 +351,8 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         self, kind: type[SelectedT], selection: Selection, of: str | Attempt | None = None
     ) -> PaginatedResult[SelectedT]:
         if kind is Rollout:
-            rows, total = self._select_page("number", _tables_of(selection), selection)
+            with self._scanning(selection):
+                rows, total = self._select_page("number", _tables_of(selection), selection)
             numbers = [number for (number,) in rows]
             by_number = {entry.number: entry for entry in self._read_entries("number", numbers)} if numbers else {}
             rollouts = [by_number[number].rollout for number in numbers]
@@ -387,14 +389,22 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         if selection.conditions:
             terms.append(f"({joint.join([self._term(condition, parameters) for condition in selection.conditions])})")
         source = f"{table} WHERE {' AND '.join(terms)}" if terms else table
-        first = "" if selection.sort_by is None else f"{selection.sort_by} {self.orders[selection.sort_order]}, "
+        order = self.orders[selection.sort_order]
+        if selection.sort_by == "start_time":
+            order = selection.sort_order  # it is never missing, and its index is not in the order of one that may be
+        first = "" if selection.sort_by is None else f"{selection.sort_by} {order}, "
         page = (selection.limit if selection.limit >= 0 else _ALL, selection.offset)
         sql = f"SELECT {columns} FROM {source} ORDER BY {first}number LIMIT ? OFFSET ?"
         rows = self.select_rows(sql, [*parameters, *page])
         total = len(rows) + selection.offset
         if selection.limit >= 0 or (selection.offset and not rows):
-            total = self.select_rows(f"SELECT count(*) FROM {source}", parameters)[0][0]
+            counted = source if selection.conditions else source.partition(" LEFT JOIN ")[0]  # only sorted by
+            total = self.select_rows(f"SELECT count(*) FROM {counted}", parameters)[0][0]
         return rows, total
+
+    def _scanning(self, selection: Selection) -> AbstractContextManager[None]:
+        """Around statements that may read all rollouts."""
+        return nullcontext()
 
     def counts(self) -> dict[str, int]:
         tables = ("rollouts", "attempts", "resources", "workers", "runs", "queue")

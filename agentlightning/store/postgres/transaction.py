@@ -8,7 +8,8 @@ Locks are taken in one order, so that writers wait for each other and do not dea
 the queue, then workers and runs. `docs/design/transactions.md` has the rules.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import orjson
@@ -18,7 +19,7 @@ from agentlightning.store.claims import RUNNING_ATTEMPTS, Grant
 from agentlightning.store.local import Call
 from agentlightning.store.operations import operations_of
 from agentlightning.store.postgres.session import PostgresSession, is_storable
-from agentlightning.store.selection import Condition
+from agentlightning.store.selection import Condition, Selection
 from agentlightning.store.sql import LIMITS, SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt, ResourcesUpdate, Run, Span, Worker
@@ -40,6 +41,12 @@ _LOCK_GRANTS: Final = (
     "(SELECT hashtextextended(id, 0) AS key FROM unnest(?::text[]) AS id ORDER BY 1) AS keys"
 )
 """Copies of a call wait for each other, so that the later one finds the grant and takes nothing meanwhile."""
+_PLAN_BY: Final = "SELECT " + ", ".join(
+    f"set_config('{name}', ?, true)"
+    for name in ("plan_cache_mode", "enable_nestloop", "enable_seqscan", "enable_hashjoin")
+)
+_FEW: Final = frozenset(["rollout_id", "step", "group_id"])
+"""Fields by which a selection names few rollouts, which indices find."""
 _PUT_BACK: Final = "INSERT INTO queue SELECT * FROM unnest(?::bigint[], ?::bigint[]) ON CONFLICT DO NOTHING"
 
 _WRITES: Final = {
@@ -178,6 +185,16 @@ class PostgresTransaction(SqlTransaction):
         if condition.kind in LIMITS:
             return f"{condition.field} {LIMITS[condition.kind]} ?"
         return f"strpos({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} = ?"
+
+    @contextmanager
+    def _scanning(self, selection: Selection) -> Iterator[None]:
+        """Have statements scan and hash whole tables, unless the selection names few rollouts."""
+        is_scan = not _FEW.intersection(condition.field for condition in selection.conditions)
+        if is_scan:
+            self._session.send(_PLAN_BY, ("force_custom_plan", "off", "on", "on"))
+        yield
+        if is_scan:
+            self._session.send(_PLAN_BY, ("force_generic_plan", "on", "off", "off"))
 
     # ------------------------------------------------------------------ reading and locking
 

@@ -16,13 +16,14 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from agentlightning.algorithm.base import Tasks
+from agentlightning.algorithm.base import CURRENT_RUN, Tasks
 from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError, StoreError, TrainingError
+from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rollout_index import failure_text
 from agentlightning.types import (
@@ -41,6 +42,7 @@ __all__ = [
     "FinishedRollout",
     "Score",
     "Sent",
+    "TrainingUse",
     "first_traceback",
     "groups_that_differ",
     "retried_config",
@@ -52,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 READS_AT_ONCE: Final = 32
 """Rollouts that are read from the store at the same time."""
+WRITES_AT_ONCE: Final = 500
+"""Spans that are written at the same time."""
 WAIT_SECONDS: Final = 30.0
 """How long one call of the store waits; it returns as soon as all rollouts are over."""
 RETRY_WAIT_SECONDS: Final = 0.05
@@ -103,16 +107,38 @@ class FinishedRollout:
         return self.error or f"{self.rollout.status}, {without}"
 
 
+@dataclass(frozen=True)
+class TrainingUse:
+    """What a training made of one rollout."""
+
+    reason: str | None = None
+    """Why it was not learned from; None if it was."""
+    advantage: float | None = None
+    calls: Mapping[str, str] = field(default_factory=dict)
+    """Why model calls were left out, by the ids of their spans."""
+
+    def attributes(self, **about: str | None) -> dict[str, str | bool | float]:
+        """As an annotation of the rollout holds it, with what else is known."""
+        named = {**about, "is_used": self.reason is None, "reason": self.reason, "advantage": self.advantage}
+        named |= {f"left_out.{span_id}": reason for span_id, reason in self.calls.items()}
+        prefix = LightningSpanAttributes.TRAINING.value
+        return {f"{prefix}.{name}": value for name, value in named.items() if value is not None}
+
+
 class Batches:
     """Sends tasks to the store and collects the results.
 
     Args:
         config: Time limits and retries of every rollout; `retried_config` is a good choice.
+        run_id: The run that the rollouts name as theirs; None takes the one that a trainer has under way here, if any.
     """
 
-    def __init__(self, store: LightningStore, config: RolloutConfig | None = None) -> None:
+    def __init__(
+        self, store: LightningStore, config: RolloutConfig | None = None, *, run_id: str | None = None
+    ) -> None:
         self._store = store
         self._config = config or RolloutConfig()
+        self._run_id = run_id or CURRENT_RUN.get()
         self._numbers = itertools.count()
 
     async def send(
@@ -124,10 +150,14 @@ class Batches:
         resources_id: str | None = None,
         metadata: JsonObject | None = None,
         rollout_ids: Sequence[str] | None = None,
+        config: RolloutConfig | None = None,
     ) -> Sent:
         """Enqueue all tasks or none, each `copies` times as a group.
 
         Args:
+            metadata: Of every rollout; with `step`, counted from 0, the dashboard shows them at the point `step + 1` of
+                the curves.
+            config: Of these rollouts, in the place of that of all.
             rollout_ids: Ids of your own, one for each rollout; those that the store knows are not sent again.
         """
         owners: list[tuple[Any, str]] = []
@@ -138,13 +168,14 @@ class Batches:
                 f"{len(tasks)} tasks in {copies} copies cannot be sent with {len(rollout_ids or ())} rollout_ids; give "
                 "at least one copy, and one id for each rollout or none."
             )
+        named = {} if self._run_id is None else {"run_id": self._run_id}
         requests = [
             EnqueueRolloutRequest(
                 input=task,
                 mode=mode,
                 resources_id=resources_id,
-                config=self._config,
-                metadata={**(metadata or {}), "group": group},
+                config=config or self._config,
+                metadata={**named, **(metadata or {}), "group": group},
                 **({} if rollout_ids is None else {"rollout_id": rollout_ids[number]}),
             )
             for number, (task, group) in enumerate(owners)
@@ -201,6 +232,32 @@ class Batches:
             return FinishedRollout(rollout, group, spans if with_spans else [], reward, error)
 
         return list(await asyncio.gather(*map(read, rollouts)))
+
+    async def record_uses(
+        self, finished: Sequence[FinishedRollout], uses: Mapping[str, TrainingUse], model: str
+    ) -> None:
+        """Write what a training made of rollouts behind their spans, where the dashboard finds it.
+
+        Args:
+            uses: By the ids of the rollouts.
+            model: What was trained.
+        """
+        spans, now = [], time.time()
+        for one in finished:
+            attempt = getattr(one.rollout, "attempt", None)
+            if attempt is not None and one.rollout.rollout_id in uses:  # without an attempt there is no trace
+                spans.append(
+                    Span.from_attributes(
+                        name=AGL_ANNOTATION,
+                        attributes=uses[one.rollout.rollout_id].attributes(run_id=self._run_id, model=model),
+                        rollout_id=one.rollout.rollout_id,
+                        attempt_id=attempt.attempt_id,
+                        start_time=now,
+                        end_time=now,
+                    )
+                )
+        for start in range(0, len(spans), WRITES_AT_ONCE):
+            await self._store.add_many_spans(spans[start : start + WRITES_AT_ONCE])
 
     async def withdraw(self, rollout_ids: Iterable[str]) -> list[Rollout]:
         """Cancel those of the rollouts that are not over; which these were."""

@@ -90,7 +90,10 @@ class Baseline(FastAlgorithm):
             for mode, sample in samples:
                 while len(await store.query_rollouts(status=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store
                     await asyncio.sleep(min(self.polling_interval, 0.1))
-                rollout = await store.enqueue_rollout(input=sample, mode=mode, resources_id=resources_id)
+                metadata = None if self.get_run_id() is None else {"run_id": self.get_run_id()}
+                rollout = await store.enqueue_rollout(
+                    input=sample, mode=mode, resources_id=resources_id, metadata=metadata
+                )
                 name = f"harvest-{rollout.rollout_id}"
                 harvests[rollout.rollout_id] = asyncio.create_task(self._harvest(store, rollout.rollout_id), name=name)
             await asyncio.gather(*harvests.values())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.algorithm import Algorithm
-from agentlightning.algorithm.base import INITIAL_RESOURCES_ID
+from agentlightning.algorithm.base import CURRENT_RUN, INITIAL_RESOURCES_ID
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
@@ -229,6 +229,7 @@ class AlgorithmRole:
         status: RunStatus = "failed"
         summary: dict[str, object] = {}
         began = time.monotonic()
+        before = CURRENT_RUN.set(run.run_id)
         try:
             with _reports(store, trainer.name, run.run_id):
                 async with console:
@@ -255,6 +256,7 @@ class AlgorithmRole:
                 logger.error("The algorithm failed: %s: %s", type(error).__name__, error)  # it is raised
             raise
         finally:
+            CURRENT_RUN.reset(before)
             summary = {**self._measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
             await asyncio.shield(self._close_run(store, run.model_copy(update={"summary": summary}), status, console))
 

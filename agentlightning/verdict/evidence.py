@@ -122,7 +122,7 @@ def _is_of(rollout: Rollout, run: Run) -> bool:
     """Rollouts that name no run are told apart by their time."""
     named = (rollout.metadata or {}).get("run_id")
     if named is not None:
-        return bool(named == run.run_id)
+        return named in (run.run_id, run.metadata.get("trainer_run_id"))
     end = math.inf if run.end_time is None else run.end_time
     return run.start_time <= rollout.start_time <= end
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.batches import Batches, FinishedRollout, score_of
+import agentlightning as agl
+from agentlightning.adapter import TraceToTrajectory
+from agentlightning.algorithm.batches import Batches, FinishedRollout, TrainingUse, score_of
 from agentlightning.algorithm.intervals import FailedReward, estimate
 from agentlightning.errors import ConfigurationError, SpansEvicted, TrainingError
 from agentlightning.store import InMemoryLightningStore
@@ -40,6 +42,48 @@ async def test_copies_of_a_task_are_a_group_and_come_back_in_order(make_span: Ma
     assert [one.group for one in finished[::2]] == [one.group for one in finished[1::2]]
     assert len({one.group for one in finished}) == 3
     assert all(one.rollout.metadata == {"step": 7, "group": one.group} for one in finished)
+
+
+async def test_rollouts_name_the_run_that_a_trainer_has_under_way() -> None:
+    store = InMemoryLightningStore()
+
+    @agl.algo
+    async def twice(*, store: Any, train_dataset: Any) -> None:
+        batches = Batches(store)
+        await batches.gather(await batches.send(train_dataset, copies=2, metadata={"step": 0}))
+
+    @agl.rollout
+    async def agent(task: int) -> float:
+        return float(task)
+
+    trainer = agl.Trainer(algorithm=twice, store=store, strategy="shm", progress="off")
+    await asyncio.to_thread(trainer.fit, agent, [1, 2])
+
+    (run,) = await store.query_runs()
+    assert len(await store.query_rollouts(run_id_in=[run.run_id], step_in=[0])) == 4
+
+
+async def test_what_a_training_made_of_a_rollout_is_written_behind_its_spans(make_span: MakeSpan) -> None:
+    store = InMemoryLightningStore()
+    batches = Batches(store, run_id="run-1")
+    sent = await batches.send([1, 2, 3])
+    for _ in range(2):
+        await finish(store, make_span)
+    finished = await batches.gather(sent, timeout_seconds=0)  # nobody has begun with the third
+    used, left_out = (one.rollout.rollout_id for one in finished)
+    adapted = TraceToTrajectory().adapt(finished[0].spans)
+
+    uses = {used: TrainingUse(advantage=0.5, calls={"a": "truncated"}), left_out: TrainingUse("no_variance")}
+    await batches.record_uses(finished, uses, "tiny")
+
+    prefix = "agentlightning.training"
+    *_, last = found = await store.query_spans(used, "latest")
+    named = {f"{prefix}.run_id": "run-1", f"{prefix}.model": "tiny", f"{prefix}.is_used": True}
+    assert last.attributes == {**named, f"{prefix}.advantage": 0.5, f"{prefix}.left_out.a": "truncated"}
+    assert TraceToTrajectory().adapt(list(found)) == adapted
+    *_, last = await store.query_spans(left_out, "latest")
+    assert (last.attributes[f"{prefix}.is_used"], last.attributes[f"{prefix}.reason"]) == (False, "no_variance")
+    assert [one.status for one in await store.query_rollouts()] == ["succeeded", "succeeded", "cancelled"]
 
 
 async def test_spans_that_were_dropped_are_an_error_of_that_rollout_alone(make_span: MakeSpan) -> None:

@@ -66,7 +66,6 @@ NOTABLE_EMPTY_STEPS: Final = 3
 MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
 """How often dynamic sampling sends further tasks for one step."""
-_RUN_ID: Final = "run_id"
 """In the metadata of rollouts: the run that sent them."""
 WATCH_SECONDS: Final = 1.0
 """How often engines are looked at while rollouts are waited for."""
@@ -253,7 +252,7 @@ class GRPO(Algorithm):
         """Withdraw what a run with the same checkpoints left in the queue when it was killed, and close that run."""
         if self.checkpoints is not None:
             left = await Batches(self.get_store()).withdraw_left(self._resources.values())
-            run_ids = {(rollout.metadata or {}).get(_RUN_ID) for rollout in left}
+            run_ids = {(rollout.metadata or {}).get("run_id") for rollout in left}
             await close_runs(self.get_store(), run_ids, successor=self.get_run_id())
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
@@ -262,7 +261,7 @@ class GRPO(Algorithm):
             raise ConfigurationError("GRPO needs tasks to train on; give the Trainer a train_dataset.")
         self._begin()
         curriculum = Curriculum(train_dataset, self.seed)
-        self._batches = Batches(self.get_store(), retried_config(self.rollout_timeout))
+        self._batches = Batches(self.get_store(), retried_config(self.rollout_timeout), run_id=self.get_run_id())
         self.progress.run_id = self.get_run_id()
         async with AsyncExitStack() as stack:
             overrides = {
@@ -372,7 +371,7 @@ class GRPO(Algorithm):
             curriculum.take(tasks),
             copies=self.group_size,
             resources_id=self._resources["train"],
-            metadata={"step": step, _RUN_ID: self.get_run_id()},
+            metadata={"step": step},
         )
 
     async def _withdraw(self) -> None:
@@ -382,6 +381,7 @@ class GRPO(Algorithm):
 
     async def _step(self, curriculum: Curriculum) -> None:
         """Wait for a step's rollouts and learn from them; what there is nothing to learn from is told, and no error."""
+        assert self._batches is not None
         began = time.perf_counter()
         finished = await self._finished(self._ahead[0].sent)
         more = await self._more(finished, curriculum)
@@ -390,14 +390,16 @@ class GRPO(Algorithm):
         metrics |= reward_means(finished, self.sampling.reward_weights or ())
         batches = [await self._batch(finished, policy, replaced) for policy in self.policies]
         await undisturbed(self._learn(finished, batches, metrics))
+        taught = list(zip(self.policies, batches, strict=True))
+        for policy, batch in taught:
+            await self._batches.record_uses(finished, batch.uses, policy.name)
         if self.sentinel is not None:
             metrics |= self.sentinel.figures(finished)
             for alarm in self.sentinel.look(metrics):
                 logger.warning("Step %d: %s", self.progress.step, alarm)
         await report_metrics(self, self.progress.step, metrics)
         if self.progress.empty_steps >= MOST_EMPTY_STEPS and not self.progress.is_solved():
-            taught = zip(self.policies, batches, strict=True)
-            why = "; ".join(f"{policy.name}: {batch.report.words()}" for policy, batch in taught)
+            why = "; ".join(f"{one.name}: {batch.report.words()}" for one, batch in taught)
             raise TrainingError(
                 f"{MOST_EMPTY_STEPS} steps in a row gave nothing to learn from, the last one because: {why}"
             )
@@ -475,8 +477,7 @@ class GRPO(Algorithm):
         assert self._batches is not None
         size = min(len(dataset), self.validation_tasks or len(dataset))
         tasks = [dataset[number] for number in range(size)]
-        metadata = {_RUN_ID: self.get_run_id()}
-        sent = await self._batches.send(tasks, mode="val", resources_id=self._resources["val"], metadata=metadata)
+        sent = await self._batches.send(tasks, mode="val", resources_id=self._resources["val"])
         finished = await self._finished(sent)
         self.examples.append(finished[:MOST_EXAMPLES])
         self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])

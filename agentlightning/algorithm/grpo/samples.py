@@ -13,7 +13,7 @@ that has none counts as whole, unless it is to be guessed from its last token.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -21,6 +21,7 @@ from math import fsum
 from statistics import fmean
 
 from agentlightning.adapter.trajectory import SampledCall, TokenSequence, Trajectory
+from agentlightning.algorithm.batches import TrainingUse
 from agentlightning.algorithm.grpo.advantages import (
     Degenerate,
     advantages,
@@ -158,12 +159,22 @@ class BatchReport:
     rewards: list[float] = field(default_factory=list)
     skipped: Counter[Skipped] = field(default_factory=Counter)
     """Rollouts by reason; for TRUNCATED, TOO_LONG and TOO_STALE, sequences."""
+    left_out: dict[str, Skipped] = field(default_factory=dict)
+    """The last reason, by the rollout of which something was skipped."""
+    calls_left_out: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The reasons of single calls, by rollout and span."""
     errors: Counter[str] = field(default_factory=Counter)
     """What failed rollouts said."""
     same: list[SameGroup] = field(default_factory=list)
     """Groups without variance."""
     penalties: list[float] = field(default_factory=list)
     """For too long answers, of each rollout; empty where there are none."""
+
+    def skip(self, rollout_id: str, reason: Skipped, calls: Iterable[SampledCall] = ()) -> None:
+        """Count a rollout, or one of its sequences with these calls, as not learned from."""
+        self.skipped[reason] += 1
+        self.left_out[rollout_id] = reason
+        self.calls_left_out.setdefault(rollout_id, {}).update({call.span_id: reason.value for call in calls})
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the record of a step; every reason is there, also where its count is zero."""
@@ -226,6 +237,8 @@ class Batch:
     report: BatchReport
     sampled: Sampled | None = None
     """What the means of the loss are over; None takes the samples alone."""
+    uses: Mapping[str, TrainingUse] = field(default_factory=dict)
+    """What became of each rollout, by id."""
 
 
 def batch_of(
@@ -278,7 +291,19 @@ def batch_of(
     everything = [one for group in sampled_of.values() for one in group]
     report.sequences = sum(one.sequences for one in everything)
     weight, tokens = fsum(one.weight for one in everything), fsum(one.tokens for one in everything)
-    return Batch(samples, report, Sampled(report.sequences, weight, tokens))
+    return Batch(samples, report, Sampled(report.sequences, weight, tokens), _uses(outcomes, samples, report))
+
+
+def _uses(outcomes: Iterable[RolloutOutcome], samples: Iterable[Sample], report: BatchReport) -> dict[str, TrainingUse]:
+    advantage_of = {sample.rollout_id: sample.advantage for sample in samples}
+    uses: dict[str, TrainingUse] = {}
+    for outcome in outcomes:
+        key = outcome.rollout_id
+        dropped = () if outcome.trajectory is None else outcome.trajectory.dropped
+        calls = {call.span_id: call.reason.value for call in dropped if call.same_call_span_id is None}
+        reason = None if key in advantage_of else report.left_out[key].value
+        uses[key] = TrainingUse(reason, advantage_of.get(key), {**calls, **report.calls_left_out.get(key, {})})
+    return uses
 
 
 def _trainable(outcome: RolloutOutcome) -> list[TokenSequence]:
@@ -336,10 +361,10 @@ def _judged(
         reasons = [found.degenerate.get(group) for group in groups[start:end]]
         is_lesson = None in reasons
         if Degenerate.NO_VARIANCE in reasons and not is_lesson:
-            report.skipped[Skipped.NO_VARIANCE] += 1
+            report.skip(outcome.rollout_id, Skipped.NO_VARIANCE)
             same.setdefault(outcome.group, []).append(outcome)
         elif not is_lesson:
-            report.skipped[Skipped.GROUP_TOO_SMALL if own else Skipped.EMPTY_TRACE] += 1
+            report.skip(outcome.rollout_id, Skipped.GROUP_TOO_SMALL if own else Skipped.EMPTY_TRACE)
         judged.append(_Judged(outcome, found.values[start:end], is_lesson))
         start = end
     known = [*report.rewards, *seen_rewards]
@@ -359,7 +384,7 @@ def _scored(outcomes: Sequence[RolloutOutcome], settings: SampleSettings, report
         elif counted is not None:
             scored.append(replace(outcome, reward=counted, status="failed"))
         else:
-            report.skipped[reason] += 1
+            report.skip(outcome.rollout_id, reason)
         if reason is Skipped.FAILED:
             report.errors[outcome.error or f"status '{outcome.status}'"] += 1
     return scored
@@ -406,11 +431,11 @@ class _Sieve:
     def samples_of(self, judged: _Judged) -> list[Sample]:
         outcome = judged.outcome
         if outcome.trajectory is None or outcome.trajectory.n_calls == 0:
-            self.report.skipped[Skipped.EMPTY_TRACE] += 1
+            self.report.skip(outcome.rollout_id, Skipped.EMPTY_TRACE)
             return []
         sequences = _trainable(outcome)
         if not sequences:
-            self.report.skipped[Skipped.NO_TOKENS] += 1
+            self.report.skip(outcome.rollout_id, Skipped.NO_TOKENS)
         of_calls = iter(judged.advantages)
         samples: list[Sample] = []
         for sequence in outcome.trajectory.sequences:
@@ -423,7 +448,7 @@ class _Sieve:
                 continue
             reason = self._reason(sequence)
             if reason is not None:
-                self.report.skipped[reason] += 1
+                self.report.skip(outcome.rollout_id, reason, sequence.calls)
                 continue
             self.report.without_finish_reason += any(call.finish_reason is None for call in sequence.calls)
             samples.append(

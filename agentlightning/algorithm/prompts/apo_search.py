@@ -89,11 +89,10 @@ class Search:
         self._seen: dict[str, set[int]] = defaultdict(set)  # tasks that chose a version
         self._record = RunRecord(apo.get_store(), apo.get_run_id(), name="apo")
         self._stopped: str | None = None
-        self._round_number = 0
         self._challenges: list[Challenge] = []
         self._refused: set[str] = set()
         """Versions that do not challenge the best prompt again."""
-        self.evaluator = Evaluator(apo.get_store(), apo._state, apo.rollout_batch_timeout)
+        self.evaluator = Evaluator(apo.get_store(), apo._state, apo.rollout_batch_timeout, record=self._record)
 
     @property
     def _state(self) -> RunState:
@@ -106,7 +105,7 @@ class Search:
             check_candidates_are_allowed(self._seeds, apo.get_trainer())
         apo._initialize_beam(self._train, self._val)
         apo._begin(RunJournal(apo.state_file, self._identity()))
-        self.evaluator = Evaluator(apo.get_store(), self._state, apo.rollout_batch_timeout)
+        self.evaluator = Evaluator(apo.get_store(), self._state, apo.rollout_batch_timeout, record=self._record)
         self._name, _, self._train_batches, self._val_batches = apo._initialize_beam(self._train, self._val)
         self._gate = None if apo.alpha is None else Gate(apo.alpha, max(1, apo.beam_rounds))
         self._best = self._seed()
@@ -154,7 +153,7 @@ class Search:
     # ------------------------------------------------------------------ a round
 
     async def _round(self, number: int) -> None:
-        apo, self._round_number = self._apo, number
+        apo, self._state.round = self._apo, number
         parents = apo._sample_parent_prompts(self._beam, number)
         before, counts = self._state.counts.copy(), self._state.counts
         wanted = counted(len(parents) * apo.branch_factor, "candidate")
@@ -198,7 +197,7 @@ class Search:
         if prompt.parent is not None:
             figures["parent"] = _number(prompt.parent)
         values = {f"apo/candidate_{name}": value for name, value in figures.items()}
-        await self._record.draw(self._round_number, {"apo/candidate": _number(prompt.version), **values})
+        await self._record.draw(self._state.round, {"apo/candidate": _number(prompt.version), **values})
 
     def _admitted(self, candidates: Sequence[VersionedPromptTemplate], number: int) -> list[VersionedPromptTemplate]:
         """The candidates that can be tried; the others are noted with the reason."""

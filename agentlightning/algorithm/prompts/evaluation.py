@@ -17,7 +17,7 @@ from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet, TraceToMe
 from agentlightning.algorithm.batches import Batches, first_traceback
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, OptimisationBudget
 from agentlightning.algorithm.prompts.journal import RunJournal
-from agentlightning.algorithm.prompts.results import Lineage
+from agentlightning.algorithm.prompts.results import Lineage, RunRecord
 from agentlightning.errors import TrainingError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutConfig, RolloutMode
@@ -38,6 +38,8 @@ class RunState:
     counts: Counter[str] = field(default_factory=Counter)
     """Candidates that were rejected, calls that failed, and what else went wrong."""
     lineage: Lineage = field(default_factory=Lineage)
+    round: int = 0
+    """The one under way, as the curves count; 0 is that of the seed."""
 
     @classmethod
     def of(cls, journal: RunJournal, budget: OptimisationBudget) -> Self:
@@ -52,6 +54,7 @@ class Evaluator:
     """Runs tasks for one run of an algorithm, within its budget.
 
     Args:
+        record: Of the run to which rollouts belong.
         most_failed_batches: Batches in a row without a success after which the run is given up; None for any number.
     """
 
@@ -61,9 +64,12 @@ class Evaluator:
         state: RunState,
         timeout_seconds: float,
         *,
+        record: RunRecord | None = None,
         most_failed_batches: int | None = None,
     ) -> None:
         self._store = store
+        self._batches = Batches(store)
+        self._record = record
         self._state = state
         self._timeout_seconds = timeout_seconds
         self._most_failed_batches = most_failed_batches
@@ -98,9 +104,11 @@ class Evaluator:
             config = RolloutConfig(
                 unresponsive_seconds=SILENCE_SECONDS, max_attempts=MOST_ATTEMPTS, retry_condition=["unresponsive"]
             )
-        batches = Batches(self._store, config)
-        sent = await batches.send(tasks, mode=mode, resources_id=resources_id, rollout_ids=ids)
-        finished = await batches.wait(sent, self._timeout_seconds)
+        metadata = {"step": self._state.round - 1, **({} if self._record is None else self._record.rollout_metadata())}
+        sent = await self._batches.send(
+            tasks, mode=mode, resources_id=resources_id, rollout_ids=ids, metadata=metadata, config=config
+        )
+        finished = await self._batches.wait(sent, self._timeout_seconds)
         if late := len(sent.group_of) - len(finished):
             self._state.counts["rollouts that were late"] += late
             logger.warning("%d rollouts are not over after %.0f s and are cancelled.", late, self._timeout_seconds)

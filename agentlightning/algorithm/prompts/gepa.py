@@ -243,6 +243,7 @@ class GepaRun:
         gepa.optimiser.ledger = self.state.ledger
         self.state.ledger.kept_rollouts = reserve
         self._challenge: Challenge | None = None
+        self._record = RunRecord(gepa.get_store(), gepa.get_run_id(), name=RUN_NAME)
         self._evaluator = CandidateEvaluator(
             gepa.get_store(),
             self.state,
@@ -252,6 +253,7 @@ class GepaRun:
             reward_range=gepa.reward_range,
             timeout_seconds=gepa.rollout_batch_timeout,
             key=self.state.journal.remember("key", lambda: f"{RUN_NAME}-{uuid.uuid4().hex[:12]}"),
+            record=self._record,
         )
         first = next(iter(self._seed))
         self.state.lineage.add(Candidate(SEED_VERSION, first, self._seed[first], fate="seed"))
@@ -263,8 +265,7 @@ class GepaRun:
             extract=new_text_in,
             version_of={digest_of(self._seed): SEED_VERSION},
         )
-        self._record = RunRecord(gepa.get_store(), gepa.get_run_id(), name=RUN_NAME)
-        self._evolution = Evolution(self._evaluator, proposer, self._record, gepa)
+        self._evolution = Evolution(self._evaluator, proposer, gepa)
 
     def _reserve(self) -> int:
         """Rollouts that are kept for the comparison; ConfigurationError if it could not decide anything."""
@@ -382,7 +383,7 @@ class GepaRun:
         if self._gepa.alpha is None:
             verdict = "better" if comparison.estimate.mean > 0 else "not better"
         return Challenge(
-            round=self._evolution.proposer.round,
+            round=self.state.round,
             incumbent=SEED_VERSION,
             candidate=best.version,
             verdict=verdict,

@@ -174,13 +174,19 @@ class CandidateEvaluator:
     timeout_seconds: float
     key: str
     """Sets the resources of this run apart from those of others."""
+    record: RunRecord
     _published: set[str] = field(default_factory=set)
     _number: int = 0
     _has_reward: bool = False
 
     def __post_init__(self) -> None:
-        limit = FAILED_BATCHES_IN_A_ROW
-        self._evaluator = Evaluator(self.store, self.state, self.timeout_seconds, most_failed_batches=limit)
+        self._evaluator = Evaluator(
+            self.store,
+            self.state,
+            self.timeout_seconds,
+            record=self.record,
+            most_failed_batches=FAILED_BATCHES_IN_A_ROW,
+        )
 
     async def evaluate(self, evaluations: Sequence[Evaluation]) -> list[list[Outcome]]:
         """Run several at once; their outcomes in the order of their tasks. BudgetSpent if they are too many."""
@@ -306,7 +312,6 @@ class Evolution:
 
     evaluator: CandidateEvaluator
     proposer: Proposer
-    record: RunRecord
     settings: "GEPA"
     pool: list[Member] = field(default_factory=list)
     """The seed first."""
@@ -429,7 +434,7 @@ class Evolution:
     # ------------------------------------------------------------------ gepa's callback and logger
 
     def on_iteration_start(self, event: JsonMapping) -> None:
-        self.proposer.round = event["iteration"]
+        self.proposer.state.round = event["iteration"]
 
     def on_valset_evaluated(self, event: JsonMapping) -> None:
         """A candidate was tried on all tasks by which candidates are chosen, and joins the pool."""
@@ -443,13 +448,15 @@ class Evolution:
         origin = "the seed" if candidate.parent is None else f"from {candidate.parent}"
         found = estimate(self.pool[-1].scores)
         logger.info("Candidate %s (%s) joins the pool with a score of %s.", version, origin, found)
+        if len(self.pool) == 1:  # the seed, before the first iteration
+            self._bridge.call(self.evaluator.record.draw(iteration, {"gepa/best_score": score}))
 
     def on_iteration_end(self, event: JsonMapping) -> None:
         self._settle_dropped()
         spent = self.proposer.state.ledger.spent
         values = {"gepa/candidates": len(self.pool), "gepa/best_score": self.best.score}
         values |= {f"gepa/{name}": value for name, value in spent.items()}
-        self._bridge.call(self.record.draw(event["iteration"], values))
+        self._bridge.call(self.evaluator.record.draw(event["iteration"], values))
 
     def log(self, message: str) -> None:
         logger.debug("%s", message)

@@ -72,7 +72,6 @@ class Proposer:
     """Makes the question of a prompt, examples, and what is to be said beside them."""
     extract: Callable[[str], str]
     """Finds the new prompt in an answer."""
-    round: int = 0
     version_of: dict[str, str] = field(default_factory=dict)
     """Of the candidates that can be run, by digest."""
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
@@ -147,7 +146,7 @@ class Proposer:
     def _noted(self, parent: PromptTexts, name: str, text: str) -> Candidate:
         version = f"v{len(self.state.lineage)}"
         parent_version = self.version_of[digest_of(parent)]
-        candidate = Candidate(version, name, text, parent=parent_version, round=self.round)
+        candidate = Candidate(version, name, text, parent=parent_version, round=self.state.round)
         self.state.lineage.add(candidate)
         return candidate
 

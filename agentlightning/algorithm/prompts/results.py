@@ -202,7 +202,8 @@ class RunRecord:
     ) -> AsyncIterator[None]:
         """Begin the run, or go on with the one of this id; an error in the block ends it as failed or stopped."""
         metadata = {} if self._trainer_run_id is None else {"trainer_run_id": self._trainer_run_id}
-        run = await self._store.start_run(self._name, config=config, metadata=metadata, run_id=run_id)
+        described = {"algorithm": self._name, **config}
+        run = await self._store.start_run(self._name, config=described, metadata=metadata, run_id=run_id)
         self.run_id = run.run_id
         try:
             yield
@@ -211,6 +212,11 @@ class RunRecord:
             found = {**summary(), "error": f"{type(error).__name__}: {error}"}
             await asyncio.shield(self.write("stopped" if is_stopped else "failed", found))
             raise
+
+    def rollout_metadata(self) -> JsonObject:
+        """What a rollout names as its run: that of the trainer, which has the verdict, or this one."""
+        run_id = self._trainer_run_id or self.run_id
+        return {} if run_id is None else {"run_id": run_id}
 
     async def draw(self, step: int, values: Mapping[str, float]) -> None:
         """Add to the curves."""

@@ -7,7 +7,7 @@ out as a whole, so that the loss on what is held out tells of tasks that were no
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from agentlightning.adapter.sequences import TokenSequence
-from agentlightning.algorithm.batches import Sent
+from agentlightning.algorithm.batches import Sent, TrainingUse
 from agentlightning.algorithm.grpo.samples import RolloutOutcome, Sample
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store.base import LightningStore
@@ -152,6 +152,13 @@ class Examples:
     rollouts: int
     """Rollouts that were looked at."""
     rejected: Counter[Rejected]
+    reasons: Mapping[str, Rejected] = field(default_factory=dict)
+    """Why something of a rollout is not imitated, by its id."""
+
+    def uses(self) -> dict[str, TrainingUse]:
+        """What becomes of each rollout, by id."""
+        left_out = {key: TrainingUse(reason.value) for key, reason in self.reasons.items()}
+        return left_out | {rollout_id: TrainingUse() for rollout_id in self.rollout_ids}
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -186,31 +193,40 @@ def examples_of(
         vocab_size: Tokens that the model knows.
     """
     rejected: Counter[Rejected] = Counter()
+    reasons: dict[str, Rejected] = {}
+
+    def reject(outcome: RolloutOutcome, reason: Rejected) -> None:
+        rejected[reason] += 1
+        reasons[outcome.rollout_id] = reason
+
     fitting: dict[str, list[TokenSequence]] = {}
     good: list[RolloutOutcome] = []
     for outcome in outcomes:
         reason = acceptance.reason_against(outcome)
         if reason is not None:
-            rejected[reason] += 1
+            reject(outcome, reason)
             continue
         assert outcome.trajectory is not None
         kept: list[TokenSequence] = []
         for sequence in outcome.trajectory.sequences:
             if sequence.is_aborted or (acceptance.skip_truncated and sequence.is_truncated):
-                rejected[Rejected.TRUNCATED] += 1
+                reject(outcome, Rejected.TRUNCATED)
             elif len(sequence.token_ids) > max_length:
-                rejected[Rejected.TOO_LONG] += 1
+                reject(outcome, Rejected.TOO_LONG)
             elif not all(0 <= token < vocab_size for token in sequence.token_ids):
-                rejected[Rejected.FOREIGN_TOKENS] += 1
+                reject(outcome, Rejected.FOREIGN_TOKENS)
             elif any(sequence.loss_mask[1:]):
                 kept.append(sequence)
         if kept:
             good.append(outcome)
             fitting[outcome.rollout_id] = kept
     best = _best(good, acceptance.keep_per_task)
-    rejected[Rejected.NOT_BEST] += len(good) - len(best)
+    chosen = {outcome.rollout_id for outcome in best}
+    for outcome in good:
+        if outcome.rollout_id not in chosen:
+            reject(outcome, Rejected.NOT_BEST)
     samples = [_sample(outcome, sequence) for outcome in best for sequence in fitting[outcome.rollout_id]]
-    return Examples(samples, len(outcomes), rejected)
+    return Examples(samples, len(outcomes), rejected, reasons)
 
 
 def _best(outcomes: Sequence[RolloutOutcome], per_task: int | None) -> list[RolloutOutcome]:

@@ -237,7 +237,7 @@ class SFT(Algorithm):
 
     async def _collect(self, train_dataset: Tasks | None, latest: Checkpoint | None) -> Examples:
         """Rollouts to learn from: those of the checkpoint, those that agents make now, or those of the store."""
-        batches = Batches(self.get_store(), retried_config(self._rollout_timeout))
+        batches = Batches(self.get_store(), retried_config(self._rollout_timeout), run_id=self.get_run_id())
         acceptance = self.acceptance
         if latest is not None:
             names = list(latest.progress["rollout_ids"])
@@ -254,7 +254,10 @@ class SFT(Algorithm):
         outcomes = await outcomes_of(by_task, self._adapter_of_calls, model=self.recorded.model)
         check_token_ids(by_task, outcomes)
         model = self.model
-        return examples_of(outcomes, acceptance, max_length=model.max_length, vocab_size=model.vocab_size)
+        found = examples_of(outcomes, acceptance, max_length=model.max_length, vocab_size=model.vocab_size)
+        if latest is None:  # else it is written down already
+            await batches.record_uses(finished, found.uses(), self._policy.name)
+        return found
 
     # ------------------------------------------------------------------ validation
 
@@ -265,9 +268,8 @@ class SFT(Algorithm):
     async def _validate(self, dataset: Tasks, *, step: int) -> Estimate:
         """The mean reward on a data set, with an interval; rollouts that failed count as the worst reward."""
         resources_id = await self._resources("sft-val", self.validation_temperature)
-        batches = Batches(self.get_store(), retried_config(self._rollout_timeout))
-        metadata = {"run_id": self.get_run_id()}
-        sent = await batches.send(dataset, mode="val", resources_id=resources_id, metadata=metadata)
+        batches = Batches(self.get_store(), retried_config(self._rollout_timeout), run_id=self.get_run_id())
+        sent = await batches.send(dataset, mode="val", resources_id=resources_id)
         finished = await batches.gather(sent)
         score = score_of(finished)
         self._validated = [*self._validated, rewards_of_tasks(finished)]

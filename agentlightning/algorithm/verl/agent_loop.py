@@ -226,13 +226,14 @@ class StoreAgentLoopManager:
         await self._report(first, [session for sessions in settled for session in sessions])
 
     def _requests(self, prompt: _Prompt, rollout_ids: Sequence[str]) -> list[EnqueueRolloutRequest]:
+        named = {"run_id": self._parts.run_id, "step": prompt.global_steps - 1, "group": prompt.uid}
         return [
             EnqueueRolloutRequest(
                 input=prompt.task,
                 mode="val" if prompt.is_validation else "train",
                 resources_id=self._resources_ids[prompt.is_validation],
                 config=self._rollout_config,
-                metadata={"data_id": prompt.uid, "is_train": not prompt.is_validation, "session": session},
+                metadata={"data_id": prompt.uid, "is_train": not prompt.is_validation, "session": session, **named},
                 rollout_id=rollout_id,
             )
             for session, rollout_id in enumerate(rollout_ids)

@@ -151,12 +151,27 @@ def test_a_failed_rollout_that_left_a_reward_is_not_compared_either() -> None:
     ids=lambda value: value.value if isinstance(value, Skipped) else "",
 )
 def test_what_cannot_be_learned_from_is_left_out_with_its_reason(odd: RolloutOutcome, reason: Skipped) -> None:
-    found = batch(outcome(0.0), outcome(1.0), odd, max_tokens=10, max_staleness=2)
+    others = outcome(0.0, rollout_id="bad"), outcome(1.0, rollout_id="good")
+
+    found = batch(*others, odd, max_tokens=10, max_staleness=2)
 
     assert len(found.samples) == 2
+    assert {key: use.reason for key, use in found.uses.items()} == {"bad": None, "good": None, "ro": reason.value}
     assert {skipped: count for skipped, count in found.report.skipped.items() if count} == {reason: 1}
     assert found.report.metrics()[f"skipped/{reason.value}"] == 1
     assert reason.value in found.report.words()
+
+
+def test_single_calls_that_are_left_out_are_named_with_their_reason() -> None:
+    cut = sequence(ended="length")
+    judge = DroppedCall(span_id="judge", name="chat", reason=DropReason.IN_REWARD)
+    both = RolloutOutcome("both", "g", "succeeded", 1.0, trajectory(sequence(), cut, dropped=(judge,)))
+
+    found = batch(outcome(0.0, rollout_id="bad"), both)
+
+    assert found.uses["both"].reason is None
+    assert found.uses["both"].advantage == found.samples[-1].advantage > 0
+    assert found.uses["both"].calls == {"judge": "in_reward", cut.calls[0].span_id: "truncated"}
 
 
 def test_groups_without_variance_are_left_out_and_the_words_say_so() -> None:

@@ -108,6 +108,10 @@ async def test_the_best_prompt_is_published_written_and_explained_by_its_lineage
     for run_id in (run.run_id, trainer_run.run_id):
         points = await store.query_metrics(run_id, names=[f"{kind.name}/best_score"])
         assert points[-1].values[f"{kind.name}/best_score"] > 0.5
+    sent = [one.metadata or {} for one in await store.query_rollouts()]
+    assert {one["run_id"] for one in sent} == {trainer_run.run_id}
+    assert {one["step"] + 1 for one in sent} == {point.step for point in points}
+    assert len({one["group"] for one in sent}) == len(sent)
 
 
 async def test_several_prompts_are_optimised_in_one_run(kind: Kind) -> None:

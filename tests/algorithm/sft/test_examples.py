@@ -95,7 +95,7 @@ class TestAcceptance:
         found = examples([outcome("a", 0.5), outcome("b", 0.4), outcome("c", None)], min_reward=0.5)
 
         assert found.rollout_ids == ["a"]
-        assert found.rejected == {Rejected.LOW_REWARD: 1, Rejected.NO_REWARD: 1, Rejected.NOT_BEST: 0}
+        assert found.rejected == {Rejected.LOW_REWARD: 1, Rejected.NO_REWARD: 1}
 
     def test_the_best_of_each_task_are_kept_of_equal_ones_the_first(self) -> None:
         outcomes = [

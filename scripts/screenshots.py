@@ -8,6 +8,8 @@ store, and uses one that is there.
 import argparse
 import asyncio
 import json
+import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -56,12 +58,18 @@ def train(file: Path, steps: int, group_size: int, seed: int) -> None:
     )
 
 
+def optimise(file: Path) -> None:
+    """One optimisation of the prompt of the room selector."""
+    program = ROOT / "examples" / "apo_room_selector" / "optimise.py"
+    sys.argv = [str(program), "--offline", "--store", str(file)]
+    sys.path.insert(0, str(program.parent))
+    runpy.run_path(str(program), run_name="__main__")
+
+
 def fill(file: Path) -> None:
     """Each training in a process of its own, as a user would start it."""
-    optimise = ROOT / "examples" / "apo_room_selector" / "optimise.py"
-    subprocess.run([sys.executable, str(optimise), "--offline", "--store", str(file)], check=True)
-    for options in TRAININGS:
-        command = [sys.executable, __file__, "--store", str(file), "--train", json.dumps(options)]
+    for options in (None, *TRAININGS):
+        command = [sys.executable, __file__, "--store", str(file), "--fill", json.dumps(options)]
         subprocess.run(command, check=True)
 
 
@@ -84,12 +92,13 @@ async def views(store: SqliteLightningStore) -> dict[str, str]:
         "prompts": f"/runs/{runs['apo']}",
         "rollouts": "/rollouts?mode=train&sort=reward&order=asc&step=6",
         "rollout": f"/rollouts/{rollout_id}",
+        "tokens": f"/rollouts/{rollout_id}",
         "resources": f"/resources/{resources[-1].resources_id}",
         "workers": "/workers",
     }
 
 
-SCROLLED: Final = {"steps": "Steps", "prompts": "Prompts, each below the one it came from"}
+SCROLLED: Final = {"steps": "Steps", "prompts": "Prompts, each below the one it came from", "tokens": "Tokens"}
 """Views of which only what begins with this panel is shown."""
 
 
@@ -146,10 +155,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, help="keep the store in this file, and use what it holds")
     parser.add_argument("--live", action="store_true", help="write the picture of the live view alone")
-    parser.add_argument("--train", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--fill", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.train is not None:
-        train(options.store, **options.train)
+    if options.fill is not None:
+        socket.gethostname = lambda: "machine"  # which workers are named after, and the pictures show
+        settings = json.loads(options.fill)
+        optimise(options.store) if settings is None else train(options.store, **settings)
         return 0
     if options.live:
         write_live_picture(LIVE)

@@ -15,6 +15,8 @@ const FLAT = 1e-9; // a range that is smaller, as a share of the values, is roun
 const LEAST_DRAG = 8; // pixels; a shorter one is a click
 const BINS = 20;
 const FEW_POINTS = 8; // which are marked
+const LABEL_WIDTH = 64; // of a label below the axis, with space around it
+const LEAST_WIDTH = 400; // of a chart with more labels than those of its ends
 
 /**
  * `series` is a list of `{name, points: [[x, y], …], band: [[x, low, high], …], colour, isFaint}` with ascending x.
@@ -133,9 +135,18 @@ function axes(scale, label) {
     svg("text", { x: LEFT - 6, y: scale.y(value) + 4, "text-anchor": "end" }, number(value, digits)),
   ]);
   const ends = scale.x1 > scale.x0 ? [[scale.x0, "start"], [scale.x1, "end"]] : [[scale.x0, "middle"]];
-  const labels = ends.map(([value, anchor]) =>
+  const labels = [...ends, ...between(scale)].map(([value, anchor]) =>
     svg("text", { x: scale.x(value), y: scale.height - 6, "text-anchor": anchor }, label(value)));
   return [...levels, ...labels];
+}
+
+/** Round places between both ends of the lower axis, where there is space for their labels. */
+function between({ x, x0, x1, width }) {
+  if (!(x1 - x0 > FLAT * Math.abs(x1))) return [];
+  const isFree = (one) => x(one) - x(x0) > LABEL_WIDTH && x(x1) - x(one) > LABEL_WIDTH;
+  const places = ticks(x0, x1).filter((one) => Number.isInteger(one) && isFree(one)); // there is no half step
+  const isTight = places.length > 1 && x(places[1]) - x(places[0]) < LABEL_WIDTH;
+  return width < LEAST_WIDTH || isTight ? [] : places.map((one) => [one, "middle"]);
 }
 
 function line(all, scale, colour, kind = "") {

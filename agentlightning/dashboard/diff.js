@@ -107,10 +107,17 @@ export function flattened(value, path = "", found = new Map()) {
   return found;
 }
 
+/** What an algorithm was set to comes first, what surrounded it last. */
+function rankOf(name) {
+  if (name.startsWith("settings.algorithm.")) return 0;
+  return /^(git|python|version|settings)\b/.test(name) ? 2 : 1;
+}
+
 /** Values of several things side by side, those that differ marked and first; `columns` are `[heading, values]`. */
 export function valuesDiff(columns) {
   const flat = columns.map(([, values]) => flattened(values));
-  const names = [...new Set(flat.flatMap((one) => [...one.keys()]))].sort();
+  const names = [...new Set(flat.flatMap((one) => [...one.keys()]))];
+  names.sort((one, other) => rankOf(one) - rankOf(other) || one.localeCompare(other));
   const shown = (one, name) => (one.has(name) ? asText(one.get(name)) : "–");
   const rows = names.map((name) => ({ name, cells: flat.map((one) => shown(one, name)) }));
   const differs = (row) => row.cells.some((cell) => cell !== row.cells[0]);

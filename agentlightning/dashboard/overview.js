@@ -9,7 +9,7 @@ import { figuresOf, rate } from "./run.js";
 import { FINAL, STATUSES } from "./states.js";
 import { errorOf } from "./traces.js";
 import { verdictLines } from "./verdict.js";
-import { doing, lastSeen, workOf } from "./workers.js";
+import { doing, lastSeen, nameOf, workOf } from "./workers.js";
 
 const LATEST = 200; // finished rollouts from which the throughput is told
 const WINDOW_SECONDS = 60;
@@ -30,11 +30,12 @@ export function overview(main) {
     h("div", { class: "columns" }, panel("Workers", places.workers), panel("Latest errors", places.errors)),
   );
   const current = { id: null, metrics: null, view: { range: null, smoothing: 0, redraw: () => {} } };
+  const finished = followFinished();
   const refresh = async (signal, notices) => {
     const has = (...kinds) => !notices || notices.some((notice) => kinds.includes(notice.kind));
     const parts = [
       has("run", "metrics") && showRun(places.run, current, signal),
-      has("rollout") && showStates(places, signal),
+      has("rollout") && showStates(places, finished, notices, signal),
       has("rollout", "worker") && showWorkers(places.workers, signal),
       (!notices || notices.some(isFailure)) && showErrors(places.errors, signal),
     ];
@@ -80,9 +81,9 @@ async function showRun(place, current, signal) {
 
 // ------------------------------------------------------------------ rollouts
 
-async function showStates(places, signal) {
+async function showStates(places, latestFinished, notices, signal) {
   const [counts, statistics, finished] = await Promise.all([
-    countAll(signal), get("statistics", {}, signal), latestFinished(signal),
+    countAll(signal), get("statistics", {}, signal), latestFinished(notices, signal),
   ]);
   const ends = finished.map((rollout) => rollout.end_time).filter(Boolean);
   const rewards = finished.map((rollout) => rollout.reward).filter(Number.isFinite);
@@ -120,10 +121,22 @@ function totalOf(counts, statuses = STATUSES) {
   return statuses.reduce((sum, status) => sum + counts[status], 0);
 }
 
-/** The rollouts that were finished last, the newest first. */
-async function latestFinished(signal) {
-  const asked = { status_in: FINAL, sort_by: "end_time", sort_order: "desc", limit: LATEST };
-  return (await get("rollouts", asked, signal)).items;
+/** A function that gives the rollouts that were finished last, the newest first; it reads those that notices name. */
+function followFinished() {
+  let known = new Map();
+  return async (notices, signal) => {
+    const ends = (notices ?? []).filter((notice) => FINAL.includes(notice.status)).map((notice) => notice.rollout_id);
+    const named = [...new Set(ends)].slice(-LATEST);
+    const newest = { status_in: FINAL, sort_by: "end_time", sort_order: "desc", limit: LATEST };
+    const isLost = notices === null || !known.size;
+    const asked = isLost ? newest : { rollout_id_in: named };
+    const items = isLost || named.length ? (await get("rollouts", asked, signal)).items : [];
+    if (isLost) known = new Map();
+    for (const one of items) known.set(one.rollout_id, one);
+    const sorted = [...known.values()].sort((one, other) => other.end_time - one.end_time).slice(0, LATEST);
+    known = new Map(sorted.map((one) => [one.rollout_id, one]));
+    return sorted;
+  };
 }
 
 /** Rollouts finished in the last minute, by the latest of them. */
@@ -140,7 +153,7 @@ async function showWorkers(place, signal) {
   const page = await get("workers", { sort_by: "last_heartbeat_time", sort_order: "desc", limit: WORKERS }, signal);
   const work = await workOf(page.items, signal);
   const rows = page.items.map((worker) =>
-    [worker.worker_id, badge(worker.status), ago(lastSeen(worker), now()), doing(worker, work)]);
+    [nameOf(worker), badge(worker.status), ago(lastSeen(worker), now()), doing(worker, work)]);
   const more = page.total > rows.length && note(h("a", { href: "#/workers" }, `All ${number(page.total)} workers`));
   swap(place, table(["Worker", "Status", "Last seen", "Works on"], rows, "No worker has come yet."), more);
 }

@@ -8,8 +8,8 @@ import {
   number, panel, rawJson, swap, table, unfolding,
 } from "./dom.js";
 import { isFinal, stepOf } from "./states.js";
-import { tokenView, whyLeftOut } from "./tokens.js";
-import { callsOf, errorOf, finalReward, plainName, rewardsOf, waterfallOf } from "./traces.js";
+import { tokenView, wordsOf } from "./tokens.js";
+import { callsOf, errorOf, finalReward, plainName, rewardsOf, usesOf, waterfallOf } from "./traces.js";
 
 const SPANS = 1000; // read at once
 const OVERLAP = 20; // spans read again, for one may come in behind others
@@ -45,8 +45,7 @@ export function rollout(main, route) {
     };
     const trace = chosen ? await read(chosen) : NO_TRACE;
     if (attempts.length > 1) for (const one of attempts.slice(-MOST_ATTEMPTS)) if (one !== chosen) await read(one);
-    const reason = trace.items.length ? await whyLeftOut(found, signal) : null;
-    const state = JSON.stringify([found, attempts, chosen?.attempt_id, trace.total, trace.items.length, reason]);
+    const state = JSON.stringify([found, attempts, chosen?.attempt_id, trace.total, trace.items.length]);
     if (state === shown) return;
     shown = state;
     const choose = (attempt) =>
@@ -61,7 +60,7 @@ export function rollout(main, route) {
       panel("Task", copyButton(() => asText(found.input)), block(found.input)),
       outputPanel(found.output ?? null),
       attemptsPanel(attempts, chosen, traces, choose),
-      ...tracePanels(trace, reason, more),
+      ...tracePanels(trace, found, more),
       panel("Raw", rawJson("The rollout as JSON", found, "rollout"),
         trace.items.length > 0 && rawJson("Its spans as JSON", trace.items, "spans")),
     );
@@ -96,6 +95,7 @@ async function spansOf(rolloutId, attemptId, limit, before, signal) {
 
 function head(found, attempt, trace, route) {
   const reward = finalReward(trace.all) ?? found.reward ?? null;
+  const use = usesOf(trace.all).pop();
   const { run_id: run, group } = found.metadata ?? {};
   const step = stepOf(found);
   const isOfGroup = typeof run === "string" && typeof group === "string" && step !== null;
@@ -108,6 +108,8 @@ function head(found, attempt, trace, route) {
     isOfGroup && ["Step and group", h("a", { href: groupAddress }, `${step}, ${group}`)],
     ["Enqueued", ago(found.start_time, now())],
     ["Took", attempt ? duration((attempt.end_time ?? now()) - attempt.start_time) : "–"],
+    use && ["In training", use.isUsed ? "used" : `dropped: ${wordsOf(use.reason)}`],
+    Number.isFinite(use?.advantage) && ["Advantage", number(use.advantage, 3)],
     ["Resources", found.resources_id ? linkTo("resources", found.resources_id) : "–"],
   ];
   const rest = { config: found.config, metadata: found.metadata };
@@ -187,7 +189,7 @@ function attemptsPanel(attempts, chosen, traces, choose) {
 
 // ------------------------------------------------------------------ the trace
 
-function tracePanels(trace, reason, more) {
+function tracePanels(trace, found, more) {
   if (trace.problem) return [panel("Steps", empty(trace.problem))];
   const isCut = trace.total > trace.items.length;
   const hasTokens = callsOf(trace.items).some((call) => call.responseIds || call.logprobs);
@@ -196,18 +198,21 @@ function tracePanels(trace, reason, more) {
       isCut && note(`Of the first ${number(trace.items.length)} spans.`),
       conversation(isCut ? trace.all : trace.items)),
     hasTokens && panel("Tokens", unfolding({ "data-key": "tokens", open: true },
-      h("summary", {}, "Ids, log-probabilities, and what is trained"), () => tokenView(trace.items, reason).flat())),
+      h("summary", {}, "Ids, log-probabilities, and what is trained"),
+      () => tokenView(trace.items, usesOf(trace.all), found))),
     panel("Steps and their times", spanTree(trace, more)),
   ];
 }
 
 function spanTree(trace, more) {
   if (!trace.items.length) return empty("No span was recorded.");
-  const starts = trace.items.map((span) => span.start_time).filter(Number.isFinite);
-  const ends = trace.items.map((span) => span.end_time).filter(Number.isFinite);
+  const tree = waterfallOf(trace.items);
+  const spans = tree.flatMap((row) => [row.span, ...row.more]);
+  const starts = spans.map((span) => span.start_time).filter(Number.isFinite);
+  const ends = spans.map((span) => span.end_time).filter(Number.isFinite);
   const from = Math.min(...starts);
   const whole = Math.max(...ends, from) - from || 1e-9;
-  const rows = waterfallOf(trace.items).map((row) => spanRow(row, from, whole));
+  const rows = tree.map((row) => spanRow(row, from, whole));
   const rest = trace.total - trace.items.length;
   const button = h("button", { type: "button", onclick: more }, `Show more of the other ${number(rest)}`);
   return h("div", { class: "spans" }, rows, rest > 0 && button);

@@ -21,6 +21,11 @@ const TEXTS = {
 const NUMBERS = {
   min: ["Reward from", "reward_min"], max: ["to", "reward_max"], step: ["Step", "step_in"],
 };
+const SORTS = {
+  start_time: "start", reward: "reward", status: "status", mode: "mode", step: "step", run_id: "run", agent: "agent",
+  error: "error",
+};
+const TASK_ROW = "agentlightning.task"; // where the metadata keep the other fields of a task
 const NAMES = ["status", "mode", ...Object.keys(TEXTS), ...Object.keys(NUMBERS), "group", "resources"];
 const PAGE = 50;
 const TYPING_MS = 250; // after the last letter
@@ -42,14 +47,14 @@ export function rollouts(main, route) {
   const refresh = async (signal, notices) => {
     const changed = notices && (await changedRows(shown, notices, asked(), signal));
     if (changed) {
-      for (const one of changed) replace(place, one);
+      for (const one of changed) replace(place, one, asked());
     } else {
       const page = await pageOf(asked(), signal);
       shown = page.items;
       show(place, page, asked(), go);
     }
     place.removeAttribute("aria-busy");
-    await learnAnswers(changed ?? shown, signal, (one) => replace(place, one));
+    await learnAnswers(changed ?? shown, signal, (one) => replace(place, one, asked()));
   };
   return { kinds: ["rollout"], refresh, mostSeconds: 30 };
 }
@@ -89,6 +94,11 @@ function filters(wanted, go) {
   const figure = ([name, [label]]) => field(label, h("input", {
     id: `filter-${name}`, type: "number", step: "any", class: "narrow", value: wanted[name], oninput: typed(name),
   }));
+  const sort = h("select", { id: "filter-sort", onchange: (event) => go({ sort: event.target.value }) },
+    Object.entries(SORTS).map(([value, name]) => h("option", { value, selected: wanted.sort === value }, name)));
+  const order = h("select", { id: "filter-order", onchange: (event) => go({ order: event.target.value }) },
+    h("option", { value: "" }, "descending"),
+    h("option", { value: "asc", selected: wanted.order === "asc" }, "ascending"));
   const [task, ...others] = Object.entries(TEXTS);
   const isUnfolded = others.some(([name]) => wanted[name]);
   const hidden = ["group", "resources"].filter((name) => wanted[name]).map((name) =>
@@ -98,7 +108,7 @@ function filters(wanted, go) {
     } }, `${name} ${wanted[name]} ✕`));
   return h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
     select("Status", "status", STATUSES), select("Mode", "mode", MODES),
-    Object.entries(NUMBERS).map(figure), text(task), hidden,
+    Object.entries(NUMBERS).map(figure), text(task), field("Sort by", sort), field("Order", order), hidden,
     h("details", { open: isUnfolded }, h("summary", {}, "More filters"),
       h("div", { class: "filters" }, others.map(text))));
 }
@@ -124,11 +134,32 @@ function show(place, page, wanted, go) {
     order: wanted.order === "asc" ? "asc" : "desc",
     go: (sort, order) => go({ sort, order }),
   };
-  const shown = table(COLUMNS, page.items.map(cellsOf), "No rollout is like that.", sorting);
+  const rows = page.items.map((one) => cellsOf(one, wanted));
+  const shown = table(columnsOf(wanted), rows, "No rollout is like that.", sorting);
   swap(place, shown, pager(page, PAGE, (to) => go({ page: to })));
+  document.getElementById("filter-sort").value = sorting.by;
+  document.getElementById("filter-order").value = sorting.order === "asc" ? "asc" : "";
 }
 
-function cellsOf(rollout) {
+/** The run and the agent are shown to those who sort or filter by them. */
+function columnsOf(wanted) {
+  const more = [];
+  if (wanted.run || wanted.sort === "run_id") more.push(["Run", "", "run_id"]);
+  if (wanted.agent || wanted.sort === "agent") more.push(["Agent", "", "agent"]);
+  return [...COLUMNS, ...more];
+}
+
+function agentOf(rollout) {
+  const agent = rollout.input?.agent ?? rollout.metadata?.[TASK_ROW]?.metadata?.agent;
+  return typeof agent === "string" ? agent : null;
+}
+
+function cellsOf(rollout, wanted) {
+  const { run_id: run } = rollout.metadata ?? {};
+  const more = {
+    Run: () => typeof run === "string" && linkTo("runs", run, { key: `run of ${rollout.rollout_id}` }),
+    Agent: () => agentOf(rollout),
+  };
   return [
     linkTo("rollouts", rollout.rollout_id),
     badge(rollout.status),
@@ -140,6 +171,7 @@ function cellsOf(rollout) {
     number(rollout.attempt?.sequence_id ?? 0),
     ago(rollout.start_time, now()),
     duration(lasted(rollout.attempt)),
+    ...columnsOf(wanted).slice(COLUMNS.length).map(([name]) => more[name]() || "–"),
   ];
 }
 
@@ -151,12 +183,12 @@ function outputOf(rollout) {
 }
 
 /** Show a row anew. */
-function replace(place, rollout) {
+function replace(place, rollout, wanted) {
   const link = place.querySelector(`a[data-key="${CSS.escape(rollout.rollout_id)}"]`);
   const row = link?.closest("tr");
   if (!row) return;
   const hadFocus = row.contains(document.activeElement);
-  const made = rowOf(COLUMNS, cellsOf(rollout));
+  const made = rowOf(columnsOf(wanted), cellsOf(rollout, wanted));
   row.replaceWith(made);
   if (hadFocus) made.querySelector("a").focus({ preventScroll: true });
 }

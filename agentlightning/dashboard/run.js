@@ -9,8 +9,8 @@ import {
 import { flattened } from "./diff.js";
 import { lineagePanel } from "./lineage.js";
 import { curvesOf, followMetrics, lastOf, mainCharts, otherCharts, sumOf } from "./metrics.js";
-import { configuredAs, controls } from "./runs.js";
-import { stepsPanel } from "./steps.js";
+import { algorithmOf, controls } from "./runs.js";
+import { runOfRollouts, stepsPanel } from "./steps.js";
 import { verdictOf } from "./verdict.js";
 
 const MOST_POINTS = 40000;
@@ -33,7 +33,7 @@ export function run(main, route) {
     const query = new URLSearchParams(wanted.filter(([, value]) => value !== "" && value !== null));
     route.go(`#/runs/${encodeURIComponent(id)}${query.size ? `?${query}` : ""}`);
   };
-  const steps = stepsPanel(places.steps, id, go);
+  const steps = stepsPanel(places.steps, go);
   let isOpened = false; // whether the other figures were shown by themselves
   rest.addEventListener("toggle", () => view.redraw());
   const refresh = async (signal) => {
@@ -67,7 +67,7 @@ export function run(main, route) {
     places.curves.hidden = !first.length && curves.size > 0;
     view.redraw();
     if (!first.length) swap(charts, empty("No figures yet."));
-    await steps(route.query, metrics.points, signal);
+    await steps(found, route.query, metrics.points, signal);
     swap(places.prompts, lineagePanel(await optimisationOf(found, curves, signal), route.query, go));
     swap(places.config, configuration(found));
   };
@@ -95,17 +95,19 @@ export function figuresOf(found, curves) {
   const seconds = (found.end_time ?? now()) - found.start_time;
   const steps = Math.max(0, ...[...curves.values()].map((curve) => curve.length));
   const rollouts = sumOf(curves, "rollouts/finished");
-  const tokens = sumOf(curves, "samples/tokens") ?? lastOf(curves, "apo/tokens") ?? lastOf(curves, "gepa/tokens");
+  const trained = sumOf(curves, "samples/tokens");
+  const tokens = found.summary?.tokens ?? lastOf(curves, "apo/tokens") ?? lastOf(curves, "gepa/tokens");
   const cost = lastOf(curves, "apo/cost") ?? lastOf(curves, "gepa/cost") ?? lastOf(curves, "usage/cost");
   return [
     ["Status", badge(found.status)],
-    ["Algorithm", configuredAs(found)],
+    ["Algorithm", algorithmOf(found)],
     ["Start", ago(found.start_time, now())],
     ["Took", duration(seconds)],
     ["Steps", number(steps)],
     ["Reward now", number(REWARDS.map((name) => lastOf(curves, name)).find((value) => value !== null), 3)],
     rollouts !== null && ["Rollouts", `${number(rollouts)}, ${rate(rollouts / seconds)}`],
-    tokens !== null && ["Tokens", number(tokens)],
+    tokens > 0 && ["Tokens of models", `${number(tokens)}, ${rate(tokens / seconds)}`],
+    trained !== null && ["Tokens trained", number(trained)],
     cost > 0 && ["Cost", number(cost, 3)],
   ].filter(Boolean);
 }
@@ -116,7 +118,7 @@ export function rate(perSecond) {
 }
 
 function head(found, curves) {
-  const address = `#/rollouts?run=${encodeURIComponent(found.run_id)}`;
+  const address = `#/rollouts?run=${encodeURIComponent(runOfRollouts(found))}`;
   return h("section", { class: "panel" }, facts(figuresOf(found, curves)),
     h("p", { class: "links" },
       h("a", { href: address, "data-key": "its rollouts" }, "All its rollouts"),

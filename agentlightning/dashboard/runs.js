@@ -9,7 +9,9 @@ import {
 import { curvesOf, followMetrics } from "./metrics.js";
 import { sentenceOf } from "./verdict.js";
 
-const COLUMNS = ["", "Run", "Status", "Start", ["Took", "number"], "Algorithm", ["What came of it", "wide"]];
+const COLUMNS = [
+  "Compare", "Run", "Status", "Start", ["Took", "number"], "Algorithm", ["What came of it", "wide"],
+];
 const PAGE = 50;
 const MOST_COMPARED = 6;
 const FIRST_METRICS = ["reward/mean", "validation/reward", "apo/best_score", "gepa/best_score", "sft/loss"];
@@ -36,7 +38,7 @@ export function runs(main, route) {
       badge(run.status),
       ago(run.start_time, now()),
       duration((run.end_time ?? now()) - run.start_time),
-      configuredAs(run),
+      algorithmOf(run),
       h("span", { class: "task" }, sentenceOf(run) ?? summed(run.summary)),
     ]);
     const hint = page.total > 1 && note("Tick two or more to lay them over each other.");
@@ -58,9 +60,15 @@ function chooser(run, chosen, go) {
   });
 }
 
-export function configuredAs(run) {
-  const algorithm = run.config?.algorithm;
-  return typeof algorithm === "string" ? algorithm.split(".").pop() : run.name;
+const ALGORITHMS = ["GRPO", "SFT", "APO", "GEPA", "VERL"];
+
+/** The name of a run's algorithm: of its class, of its function, or of the run that an algorithm keeps of its own. */
+export function algorithmOf(run) {
+  const { algorithm, settings } = run.config ?? {};
+  const own = settings?.algorithm?.algorithm_func; // of a function with the decorator `algo`
+  const path = [own, algorithm, run.name].find((one) => typeof one === "string") ?? "";
+  const name = path.split(".").pop();
+  return ALGORITHMS.find((one) => one.toLowerCase() === name.toLowerCase()) ?? (path === run.name ? "–" : name);
 }
 
 /** The figures of a summary in one line. */

@@ -9,46 +9,73 @@ import { badge, empty, firstLine, h, linkTo, note, number, panel, swap, table } 
 import { asStored } from "./states.js";
 
 const MOST_ROLLOUTS = 2000; // of a step
+const MOST_WITHOUT_STEP = 500; // of a run whose rollouts name no step
 const MOST_SPANS = 300; // of a sibling
 const GROUP_COLUMNS = [
   ["Task", "wide"], ["Rollouts", "number"], ["Mean", "number"], ["Spread", "number"], "Rewards",
 ];
 const SIBLING_COLUMNS = ["Rollout", "Status", ["Reward", "number"], ["Output", "wide"]];
+const END_OF_STEP = ["reward/mean", "apo/best_score", "gepa/best_score"]; // drawn when the rollouts of a step are over
 
-/** A function that shows the step and the group that a query names. */
-export function stepsPanel(place, runId, go) {
-  let known = { step: null, isOver: false, items: [] };
-  return async (query, points, signal) => {
-    const numbers = [...new Set(points.filter((one) => "reward/mean" in one.values).map((one) => one.step))];
-    if (!numbers.length) return swap(place);
-    const last = numbers[numbers.length - 1];
+/** The run that rollouts name: an algorithm that keeps a run of its own sends them for the trainer's. */
+export function runOfRollouts(run) {
+  const of = run.metadata?.trainer_run_id;
+  return typeof of === "string" ? of : run.run_id;
+}
+
+/** A function that shows the step and the group that a query names; all rollouts, if they name no step. */
+export function stepsPanel(place, go) {
+  let known = { step: null, isOver: false, items: [], total: 0 };
+  return async (run, query, points, signal) => {
+    const ends = points.filter((one) => END_OF_STEP.some((name) => name in one.values)).map((one) => one.step);
+    const numbers = [...new Set(ends)];
     const asked = Number.parseInt(query.get("step"), 10);
-    const step = Number.isNaN(asked) ? last : Math.min(Math.max(asked, numbers[0]), last);
-    if (known.step !== step || !known.isOver) {
-      const wanted = { run_id_in: runId, step_in: asStored(step), mode_in: "train", limit: MOST_ROLLOUTS };
-      const { items } = await get("rollouts", wanted, signal);
-      known = { step, items, isOver: numbers.includes(step) };
-    }
+    const step = numbers.length ? nearest(numbers, Number.isNaN(asked) ? Infinity : asked) : null;
+    if (known.step !== step || !known.isOver) known = await readStep(run, step, signal);
+    if (!known.items.length) return swap(place);
     const groups = groupsOf(known.items);
-    const group = groups.find((one) => one.name === query.get("group"));
+    const group = groups.find((one) => one.names.has(query.get("group")));
     const siblings = group ? await siblingsPanel(group, signal) : null;
-    const parts = [stepChooser(numbers, step, go), rewardsOf(known.items, step), groupTable(groups, group, go)];
-    swap(place, panel("Steps", parts), siblings);
+    const rest = known.total - known.items.length;
+    swap(place, panel(known.isAll ? "Its rollouts" : "Steps",
+      !known.isAll && stepChooser(numbers, step, go),
+      rewardsOf(known.items, known.isAll ? "Rewards" : `Rewards of step ${number(step)}`),
+      groupTable(groups, group, go),
+      rest > 0 && note(`The newest ${number(known.items.length)} of ${number(known.total)}.`)), siblings);
     if (group) await learnAnswers(group.rollouts, signal, (rollout) => tellAnswer(place, rollout));
   };
 }
 
+const nearest = (numbers, wanted) =>
+  numbers.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best),
+    numbers[numbers.length - 1]);
+
+/** The rollouts of a step; all of the run, if none of them names that step. */
+async function readStep(run, step, signal) {
+  const wanted = { run_id_in: runOfRollouts(run), sort_by: "start_time", sort_order: "desc", limit: MOST_ROLLOUTS };
+  const ofStep = step === null ? null : await get("rollouts", { ...wanted, step_in: asStored(step) }, signal);
+  const isAll = !ofStep?.total;
+  const { items, total } = isAll ? await get("rollouts", { ...wanted, limit: MOST_WITHOUT_STEP }, signal) : ofStep;
+  return { step, isAll, total, items: items.reverse(), isOver: !isAll || run.status !== "running" };
+}
+
+/** The copies of a task, as the algorithm sent them; if it sent none, the rollouts of the same task. */
 function groupsOf(rollouts) {
-  const byName = new Map();
-  for (const rollout of rollouts) {
-    const name = String(rollout.metadata?.group ?? rollout.rollout_id);
-    byName.set(name, [...(byName.get(name) ?? []), rollout]);
-  }
-  return [...byName].map(([name, members]) => {
+  const nameOf = (rollout) => String(rollout.metadata?.group ?? rollout.rollout_id);
+  const grouped = (keyOf) => {
+    const found = new Map();
+    for (const one of rollouts) found.set(keyOf(one), [...(found.get(keyOf(one)) ?? []), one]);
+    return [...found.values()];
+  };
+  const sent = grouped(nameOf);
+  const ofTasks = () => grouped((one) => JSON.stringify(one.input)).sort((one, other) => other.length - one.length);
+  const groups = sent.every((one) => one.length === 1) ? ofTasks() : sent;
+  return groups.map((members) => {
     const rewards = members.map((one) => one.reward).filter(Number.isFinite);
     const mean = rewards.length ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
     const spread = rewards.length ? Math.max(...rewards) - Math.min(...rewards) : null;
-    return { name, rollouts: members, rewards, mean, spread };
+    const names = new Set(members.map(nameOf));
+    return { name: nameOf(members[0]), names, rollouts: members, rewards, mean, spread };
   });
 }
 
@@ -66,11 +93,11 @@ function stepChooser(numbers, step, go) {
   return h("div", { class: "row stepper" }, turn("Earlier", at - 1), slider, turn("Later", at + 1), here);
 }
 
-function rewardsOf(rollouts, step) {
+function rewardsOf(rollouts, title) {
   const rewards = rollouts.map((one) => one.reward).filter(Number.isFinite);
   const without = rollouts.length - rewards.length;
   return [
-    h("div", { class: "small" }, histogram(`Rewards of step ${number(step)}`, rewards)),
+    h("div", { class: "small" }, histogram(title, rewards)),
     without > 0 && note(`${number(without)} of ${number(rollouts.length)} rollouts have no reward.`),
   ];
 }
@@ -102,23 +129,26 @@ function dots(group) {
 
 async function siblingsPanel(group, signal) {
   const judged = group.rollouts.filter((one) => Number.isFinite(one.reward)).sort((a, b) => b.reward - a.reward);
+  const hasPrompts = new Set(group.rollouts.map((one) => one.resources_id)).size > 1; // each with another one
   const rows = group.rollouts.map((one) => [
     linkTo("rollouts", one.rollout_id, { key: `sibling ${one.rollout_id}` }), badge(one.status), number(one.reward),
     h("span", { class: "task", "data-answer": one.rollout_id }, answerOf(one) ?? "–"),
+    ...(hasPrompts ? [linkTo("resources", one.resources_id ?? "–", { key: `resources ${one.rollout_id}` })] : []),
   ]);
-  const list = panel(`Siblings in ${group.name}`, table(SIBLING_COLUMNS, rows));
+  const columns = hasPrompts ? [...SIBLING_COLUMNS, "Resources"] : SIBLING_COLUMNS;
+  const list = panel("Siblings", h("h3", {}, firstLine(group.rollouts[0].input) || group.name), table(columns, rows));
   const [best, worst] = [judged[0], judged[judged.length - 1]];
   if (judged.length < 2) return [list];
-  const columns = [];
+  const sides = [];
   for (const [title, one] of [["Best", best], ["Worst", worst]]) {
     const asked = { rollout_id: one.rollout_id, attempt_id: "latest", limit: MOST_SPANS };
     const spans = await get("spans", asked, signal).then((page) => page.items, () => []); // may have been dropped
-    columns.push(panel(`${title}: ${number(one.reward)}`,
+    sides.push(panel(`${title}: ${number(one.reward)}`,
       h("p", { class: "path" }, linkTo("rollouts", one.rollout_id, { key: `${title} sibling` })),
       spans.length ? conversation(spans) : empty("Its spans are not kept.")));
   }
-  const same = best.reward === worst.reward && note("All siblings have the same reward: the group teaches nothing.");
-  return [list, same, h("div", { class: "columns siblings" }, columns)];
+  const same = best.reward === worst.reward && note("All siblings have the same reward.");
+  return [list, same, h("div", { class: "columns siblings" }, sides)];
 }
 
 function tellAnswer(place, rollout) {

@@ -2,6 +2,7 @@
 
 const THEME = "agl-theme";
 const NAMES = { "": "Auto", light: "Light", dark: "Dark" };
+const MARKS = { "": "◐", light: "☀", dark: "☾" };
 
 /** Make a button that goes from one theme to the next. */
 export function offerThemes(button) {
@@ -9,7 +10,7 @@ export function offerThemes(button) {
   const use = (theme) => {
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
-    button.textContent = NAMES[theme];
+    button.textContent = `${MARKS[theme]} ${NAMES[theme]}`;
     button.setAttribute("aria-label", `Theme: ${NAMES[theme]}`);
   };
   const kept = localStorage.getItem(THEME) ?? "";

@@ -5,6 +5,7 @@ const PROXY_SPANS = ["litellm_request", "raw_gen_ai_request"];
 const PLAIN_NAMES = new Map([
   ["litellm_request", "Model call"],
   ["raw_gen_ai_request", "Model call as sent and received"],
+  ["agentlightning.annotation", "Annotation"],
   ["agentlightning.exception", "Error"],
   ["agentlightning.message", "Message"],
   ["agentlightning.object", "Object"],
@@ -12,6 +13,25 @@ const PLAIN_NAMES = new Map([
 ]);
 
 const isProxySpan = (span) => PROXY_SPANS.includes(span.name);
+const TRAINING = "agentlightning.training.";
+const isUse = (span) => `${TRAINING}is_used` in (span.attributes ?? {});
+
+/**
+ * What trainings made of an attempt, as they have written it behind its spans, the latest last: `{isUsed, reason,
+ * advantage, model, runId, leftOut}`, the last by the spans of single calls.
+ */
+export function usesOf(spans) {
+  return spans.filter(isUse).map(({ attributes }) => {
+    const own = Object.entries(attributes).filter(([name]) => name.startsWith(TRAINING));
+    const named = new Map(own.map(([name, value]) => [name.slice(TRAINING.length), value]));
+    const calls = [...named].filter(([name]) => name.startsWith("left_out."));
+    return {
+      isUsed: named.get("is_used") === true, reason: named.get("reason"), advantage: named.get("advantage"),
+      model: named.get("model"), runId: named.get("run_id"),
+      leftOut: new Map(calls.map(([name, reason]) => [name.slice("left_out.".length), reason])),
+    };
+  });
+}
 
 /** A span's name for people: what it is, and of a model call which model. */
 export function plainName(span) {
@@ -252,10 +272,13 @@ export function treeOf(spans) {
   return rows;
 }
 
-/** The tree with one row for each model call: what the LLM proxy recorded of a call of the SDK stands with it. */
+/**
+ * The tree with one row for each model call: what the LLM proxy recorded of a call of the SDK stands with it. What a
+ * training wrote later is no part of it.
+ */
 export function waterfallOf(spans) {
   const more = new Map(callsOf(spans).map((call) => [call.span, call.spans.slice(1)]));
   const folded = new Set([...more.values()].flat());
-  const rows = treeOf(spans.filter((span) => !folded.has(span)));
+  const rows = treeOf(spans.filter((span) => !folded.has(span) && !isUse(span)));
   return rows.map((row) => ({ ...row, more: more.get(row.span) ?? [] }));
 }

@@ -9,6 +9,7 @@ const COLUMNS = [
 ];
 const PAGE = 50;
 const MOST_SHOWN = 3; // rollouts of a worker
+const AWAY_SECONDS = 60; // runners send a heartbeat every ten
 
 export function workers(main, route) {
   const place = h("div", { id: "page" });
@@ -47,10 +48,18 @@ export function lastSeen(worker) {
   return times.some(Boolean) ? Math.max(...times.filter(Boolean)) : null;
 }
 
+/** The name of a worker, in a small space: what stands before the machine, with the whole of it on hovering. */
+export function nameOf(worker) {
+  return h("span", { class: "task worker", title: worker.worker_id }, worker.worker_id);
+}
+
 /** What a worker is doing, as links to its rollouts with their tasks. */
 export function doing(worker, work) {
   const ids = idsOf(worker);
-  if (!ids.length) return h("span", { class: "quiet" }, worker.status === "busy" ? "–" : "waits for work");
+  if (!ids.length) {
+    const isAway = worker.status !== "busy" && !(now() - lastSeen(worker) < AWAY_SECONDS);
+    return h("span", { class: "quiet" }, isAway ? "is away" : worker.status === "busy" ? "–" : "waits for work");
+  }
   const shown = ids.slice(0, MOST_SHOWN).map((id) => {
     const task = work.get(id) ? firstLine(work.get(id).input, 80) : "";
     return h("span", { class: "task" }, linkTo("rollouts", id, { key: `${worker.worker_id} ${id}` }), ` ${task}`);
@@ -64,7 +73,7 @@ function cellsOf(worker, work) {
   const percent = (value) => (Number.isFinite(value) ? `${number(value, 3)} %` : "–");
   const since = idsOf(worker).map((id) => work.get(id)?.attempt?.start_time).filter(Number.isFinite);
   return [
-    worker.worker_id, badge(worker.status), ago(lastSeen(worker), now()), number(idsOf(worker).length),
+    nameOf(worker), badge(worker.status), ago(lastSeen(worker), now()), number(idsOf(worker).length),
     doing(worker, work), since.length ? duration(now() - Math.min(...since)) : "–",
     percent(stats.cpu_usage_pct), percent(stats.mem_pct), stats.host ?? "–",
   ];

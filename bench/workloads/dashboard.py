@@ -1,14 +1,17 @@
-"""The dashboard on a large SQLite store: what it reads, timed over HTTP, and its first paint. Prints one JSON line.
+"""The dashboard on a large store: what it reads, timed over HTTP, and its first paint. Prints one JSON line.
 
-usage: dashboard.py --spans N
+usage: dashboard.py --spans N [--store sqlite|memory|postgres]
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import tempfile
 import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,13 @@ from filling import SPANS_PER_ROLLOUT, Filler, tell
 from large_store import timed_ms
 from store import package
 
-from agentlightning.store import LightningStoreServer, SqliteLightningStore
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreServer, SqliteLightningStore
 from agentlightning.types import EnqueueRolloutRequest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tests.dashboard.browser import chromium_path, open_page, running_browser  # found by the line above
+from tests.postgres import Cluster, binaries  # as above
 
 QUERIES = 20
 SEARCHES = 3
@@ -32,22 +36,34 @@ PAGES = {
     "the best": "sort_by=reward&sort_order=desc&limit=50",
     "by reward, status and mode": f"reward_min=0.4&reward_max=0.6&status_in=succeeded&mode_in=train&{PAGE}",
     "of a step": "run_id_in=run-1&step_in=7&limit=50",
-    "by part of an error": f"error_contains=timeout&{PAGE}",
+    "by part of an error": f"error_contains=Timeout&{PAGE}",
+    "of an agent": f"agent_in=agent-3&{PAGE}",
+    "of a run, the worst": "run_id_in=run-1&sort_by=reward&sort_order=asc&limit=50",
+    "deep in the list": f"{PAGE}&offset=50000",
+    **{f"sorted by {name}": f"sort_by={name}&sort_order=desc&limit=50" for name in ("status", "run_id", "agent")},
+    "sorted by error": "sort_by=error&sort_order=desc&limit=50",
 }
 SEARCH = f"input_contains=no+such+text&{PAGE}"
 READY = {"overview": ("", "[data-count=succeeded]"), "rollouts": ("#/rollouts", "#page tbody tr")}
 STEP_ROLLOUTS = 128
+AGENTS = 7
+FAILED = 50
+"""One rollout of so many fails."""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 
 
 class RewardedFiller(Filler):
-    """Rollouts of a run, in steps, with a reward each."""
+    """Rollouts of a run, in steps, by several agents; with a reward each, or an error."""
+
+    def __init__(self, store: Any, spans: int) -> None:
+        super().__init__(store)
+        self._spans = spans
 
     async def enqueue(self, count: int) -> list[str]:
         begun = len(self.rollout_ids)
         requests = [
             EnqueueRolloutRequest(
-                input={"question": f"What is {number} * {number}?"},
+                input={"question": f"What is {number} * {number}?", "agent": f"agent-{number % AGENTS}"},
                 mode="train",
                 metadata={"run_id": "run-1", "step": number // STEP_ROLLOUTS, "group": f"group-{number // 8}"},
             )
@@ -55,8 +71,13 @@ class RewardedFiller(Filler):
         ]
         return [rollout.rollout_id for rollout in await self._store.enqueue_many_rollouts(requests)]
 
+    def outcome_of(self, claim: Any) -> dict[str, Any]:
+        if zlib.crc32(claim.rollout_id.encode()) % FAILED:
+            return {"status": "succeeded"}
+        return {"status": "failed", "metadata": {"error": {"type": "TimeoutError", "message": "no answer"}}}
+
     def spans_of(self, claim: Any, count: int = SPANS_PER_ROLLOUT) -> list[Any]:
-        *others, last = super().spans_of(claim, count)
+        *others, last = super().spans_of(claim, self._spans)
         reward = {"agentlightning.reward.0.value": (last.sequence_id * 7919 + len(self.rollout_ids)) % 101 / 100}
         return [*others, last.model_copy(update={"name": "agentlightning.reward", "attributes": reward})]
 
@@ -99,15 +120,34 @@ async def painted(endpoint: str, folder: Path) -> list[dict[str, Any]]:
     return views
 
 
-async def measure(folder: Path, spans: int) -> dict[str, Any]:
-    store = SqliteLightningStore(folder / "store.db")
+@contextlib.contextmanager
+def large_store(kind: str, folder: Path) -> Iterator[LightningStore]:
+    if kind == "sqlite":
+        yield SqliteLightningStore(folder / "store.db")
+    elif kind == "memory":
+        yield InMemoryLightningStore()
+    else:
+        from agentlightning.store.postgres import PostgresLightningStore
+
+        cluster = Cluster(folder / "cluster")
+        cluster.create()
+        cluster.start()
+        try:
+            yield PostgresLightningStore(cluster.create_database("dashboard"))
+        finally:
+            cluster.kill()
+
+
+async def measure(store: LightningStore, kind: str, folder: Path, spans: int) -> dict[str, Any]:
+    """SQLite has all the spans and is looked at in a browser; of the others only the pages of rollouts are read."""
     server = LightningStoreServer(store, "127.0.0.1", 0, launch_mode="asyncio")
     try:
-        await RewardedFiller(store).fill_to(spans)
+        await RewardedFiller(store, SPANS_PER_ROLLOUT if kind == "sqlite" else 1).fill_to(spans)
         await server.start()
         async with aiohttp.ClientSession() as session:
             figures = await timed_pages(session, server.endpoint, store)
-        return {**figures, "views": await painted(server.endpoint, folder / "chromium")}
+        views = await painted(server.endpoint, folder / "chromium") if kind == "sqlite" else []
+        return {**figures, "views": views}
     finally:
         await server.stop()
         await store.close()
@@ -116,9 +156,12 @@ async def measure(folder: Path, spans: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the dashboard on a large store.")
     parser.add_argument("--spans", type=int, default=1_000_000)
+    parser.add_argument("--store", choices=("sqlite", "memory", "postgres"), default="sqlite")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(measure(Path(folder), given.spans))
+    figures: dict[str, Any] = {"pages": [], "views": []}
+    if given.store != "postgres" or binaries() is not None:
+        with tempfile.TemporaryDirectory() as folder, large_store(given.store, Path(folder)) as store:
+            figures = asyncio.run(measure(store, given.store, Path(folder), given.spans))
     print(json.dumps({"version": package().__version__, "spans": given.spans, **figures}))
 
 

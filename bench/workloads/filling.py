@@ -50,11 +50,15 @@ class Filler:
         await self._store.add_many_spans(spans)
         await asyncio.gather(
             *[
-                self._store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status="succeeded")
+                self._store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, **self.outcome_of(claim))
                 for claim in claims
             ]
         )
         self.rollout_ids.extend(claim.rollout_id for claim in claims)
+
+    def outcome_of(self, claim: Any) -> dict[str, Any]:
+        """What its attempt ends with."""
+        return {"status": "succeeded"}
 
     def spans_of(self, claim: Any, count: int = SPANS_PER_ROLLOUT) -> list[Any]:
         return spans_of(self._template, claim, count, self.numbers)

@@ -134,13 +134,13 @@ async def test_hostile_texts_in_resources_and_workers_are_shown_and_not_run(page
 async def test_the_theme_is_chosen_and_kept(page: Page, serve: Serve) -> None:
     server = await serve()
     await page.goto(f"{server.endpoint}/dashboard")
-    await page.until("document.querySelector('#theme')?.textContent === 'Auto'")
+    await page.until("document.querySelector('#theme')?.textContent === '◐ Auto'")
     for _ in range(2):
         await page.click("#theme")
 
     await page.send("Page.reload")
 
-    await page.until("document.querySelector('#theme').textContent === 'Dark'")
+    await page.until("document.querySelector('#theme').textContent === '☾ Dark'")
     await page.until("getComputedStyle(document.body).backgroundColor === 'rgb(18, 21, 28)'")
 
 
@@ -159,21 +159,53 @@ async def test_keys_lead_to_views_rows_and_filters(page: Page, serve: Serve) -> 
     assert await page.ask("document.activeElement.closest('.filters') !== null")
 
 
+async def trained_ids(server: LightningStoreServer) -> tuple[str, str]:
+    """A training, and one of its rollouts."""
+    run = next(one for one in await server.query_runs() if one.name.startswith("groups of"))
+    (rollout,) = await server.query_rollouts(mode_in=["train"], run_id_in=[run.run_id], limit=1)
+    return run.run_id, rollout.rollout_id
+
+
+NAMED = ("button", "checkbox", "combobox", "image", "link", "searchbox", "slider", "spinbutton", "textbox")
+"""Roles of what a screen reader must have a name for."""
+
+
+@pytest.mark.timeout(TRAINING_SECONDS + 120)
+async def test_every_control_and_picture_has_a_name_for_screen_readers(
+    page: Page, trained: LightningStoreServer
+) -> None:
+    run, rollout = await trained_ids(trained)
+    await page.send("Accessibility.enable")
+
+    for view in ("", "runs", f"runs/{run}", "rollouts", f"rollouts/{rollout}", "resources", "workers"):
+        await page.goto(f"{trained.endpoint}/dashboard#/{view}")
+        await page.until("document.querySelector('main table, main .chart') !== null")
+        await page.until("document.querySelector('#state').textContent === 'live'")
+        nodes = (await page.send("Accessibility.getFullAXTree"))["nodes"]
+        found = [(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes if not node["ignored"]]
+        assert [role for role, name in found if role in NAMED and not name] == [], view
+        assert {"banner", "main", "navigation"} <= {role for role, _ in found}, view
+        assert await page.ask("document.querySelectorAll('h1').length") == 1, view
+
+
+@pytest.mark.parametrize("view", ["", "runs", "rollouts", "resources", "workers"])
+async def test_an_empty_store_is_told_in_words(page: Page, serve: Serve, view: str) -> None:
+    server = await serve()
+
+    await page.goto(f"{server.endpoint}/dashboard#/{view}")
+    await page.until("document.querySelector('#state').textContent === 'live'")
+    await page.until("/No (run|rollout|resources|worker)/.test(document.querySelector('main .empty')?.innerText)")
+
+    text = await page.ask("document.querySelector('main').innerText")
+    assert not any(odd in text for odd in ("undefined", "null", "NaN", "[object"))
+
+
 @pytest.mark.timeout(TRAINING_SECONDS + 120)  # it may have to train first
 async def test_every_view_fits_a_narrow_screen(page: Page, trained: LightningStoreServer) -> None:
-    (run, _) = await trained.query_runs(sort_by="start_time")
-    (rollout,) = await trained.query_rollouts(mode_in=["train"], limit=1)
+    run, rollout = await trained_ids(trained)
     await page.send("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=True)
 
-    for view in (
-        "",
-        "runs",
-        f"runs/{run.run_id}",
-        "rollouts",
-        f"rollouts/{rollout.rollout_id}",
-        "resources",
-        "workers",
-    ):
+    for view in ("", "runs", f"runs/{run}", "rollouts", f"rollouts/{rollout}", "resources", "workers"):
         await page.goto(f"{trained.endpoint}/dashboard#/{view}")
         await page.until("document.querySelector('#state').textContent === 'live'")
         await page.until("document.querySelector('main table, main .chart') !== null")

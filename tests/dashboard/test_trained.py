@@ -13,8 +13,9 @@ CELLS = "[...document.querySelectorAll('#page tbody tr')].map(row => row.cells[{
 
 
 async def run_ids(server: LightningStoreServer) -> list[str]:
-    """The two runs, the older one first."""
-    return [run.run_id for run in await server.query_runs(sort_by="start_time")]
+    """The two trainings, the older one first."""
+    runs = await server.query_runs(sort_by="start_time")
+    return [run.run_id for run in runs if run.name.startswith("groups of")]
 
 
 async def test_overview_leads_with_the_newest_run_and_its_own_figures(
@@ -55,9 +56,12 @@ async def test_a_run_leads_to_a_step_a_group_and_a_rollout_in_one_click_each(
 async def test_tokens_are_shown_with_their_probabilities_and_their_fate(
     page: Page, trained: LightningStoreServer
 ) -> None:
-    (rollout,) = await trained.query_rollouts(mode_in=["train"], reward_min=1, limit=1)
+    (_, newest) = await run_ids(trained)
+    (rollout,) = await trained.query_rollouts(mode_in=["train"], run_id_in=[newest], reward_min=1, limit=1)
     await page.goto(f"{trained.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
-    await page.until_text("Sampled tokens are trained")
+    await page.until_text("Sampled tokens are trained", ".fate")
+    assert "Trained for tiny in run-" in await page.ask("document.querySelector('.fate').innerText")
+    assert float(await page.ask(figure("Advantage"))) > 0
 
     titles = await page.ask("[...document.querySelectorAll('.tokens > .token')].map(one => one.title)")
     assert titles
@@ -66,6 +70,43 @@ async def test_tokens_are_shown_with_their_probabilities_and_their_fate(
     await page.until("document.querySelectorAll('.tokens .masked').length > 3")
     names = await page.ask("[...document.querySelectorAll('.span .name')].map(one => one.innerText)")
     assert names == ["Model call · tiny", "Reward 1"]
+
+
+async def test_a_rollout_that_was_dropped_says_why(page: Page, trained: LightningStoreServer) -> None:
+    (rollout,) = await trained.query_rollouts(status_in=["failed"])
+
+    await page.goto(f"{trained.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
+
+    await page.until_text("it did not succeed.", ".fate")
+    assert await page.ask(figure("In training")) == "dropped: it did not succeed"
+    titles = await page.ask("[...document.querySelectorAll('.tokens > .token')].map(one => one.title)")
+    assert titles
+    assert all(title.endswith("dropped") for title in titles)
+
+
+def figure(name: str) -> str:
+    """What stands below a name in the head of a page."""
+    found = f"[...document.querySelectorAll('.figures dt')].find(one => one.innerText === '{name}')"
+    return f"{found}.nextElementSibling.innerText"
+
+
+@pytest.mark.parametrize("kind", ["apo", "gepa"])
+async def test_a_prompt_optimisation_leads_from_a_step_to_a_task_and_a_rollout(
+    page: Page, trained: LightningStoreServer, kind: str
+) -> None:
+    (run,) = await trained.query_runs(name=kind)
+    await page.goto(f"{trained.endpoint}/dashboard#/runs/{run.run_id}?step=1")
+    await page.until_text("Rewards of step 1")
+
+    several = "[...document.querySelectorAll('tbody tr')].find(row => row.querySelectorAll('.reward-dot').length > 1)"
+    await page.until(f"{several} !== undefined")
+    await page.ask(f"{several}.querySelector('[data-key^=\"group \"]').click()")
+    await page.until("document.querySelectorAll('.siblings .panel').length === 2")
+    await page.until("document.querySelectorAll('[data-key^=\"resources \"]').length > 1")  # a prompt each
+    await page.click("[data-key='Best sibling']")
+
+    await page.until("document.querySelector('#reward') !== null")
+    assert await page.ask(figure("Run")) == run.run_id
 
 
 async def test_rollouts_are_filtered_and_sorted_by_what_became_of_them(
@@ -92,7 +133,9 @@ async def test_rollouts_are_filtered_and_sorted_by_what_became_of_them(
 
 async def test_runs_are_laid_over_each_other_with_what_differs(page: Page, trained: LightningStoreServer) -> None:
     await page.goto(f"{trained.endpoint}/dashboard#/runs")
-    await page.until("document.querySelectorAll('#page [type=checkbox]').length === 2")
+    await page.until("document.querySelectorAll('#page [type=checkbox]').length === 4")
+    names = "[...document.querySelectorAll('#page tbody tr')].map(row => row.cells[5].innerText)"
+    assert await page.ask(names) == ["GRPO", "GRPO", "GEPA", "APO"]
 
     for number in range(2):
         await page.ask(f"document.querySelectorAll('#page [type=checkbox]')[{number}].click()")
@@ -118,4 +161,4 @@ async def test_resources_are_compared_and_workers_named(page: Page, trained: Lig
 
     await page.goto(f"{trained.endpoint}/dashboard#/workers")
 
-    await page.until_text("waits for work", "tbody")
+    await page.until("/waits for work|is away/.test(document.querySelector('tbody')?.innerText)")

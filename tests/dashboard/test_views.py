@@ -13,6 +13,7 @@ from tests.dashboard.conftest import Serve, failed, finished, reward_span, span_
 
 COUNTS = "Object.fromEntries([...document.querySelectorAll('[data-count]')].map(e => [e.dataset.count, e.textContent]))"
 IDS = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[0].innerText)"
+CELL = "document.querySelectorAll('tbody tr')[{}].cells[{}]?.innerText"
 SHOWN = "document.querySelector('#shown')?.innerText"
 
 
@@ -99,6 +100,41 @@ async def test_table_is_filtered_and_paged_by_the_server(page: Page, serve: Serv
     await page.until(f"{SHOWN} === '1 to 1 of 1' && {IDS}[0] === '{modes['train'][3]}'")
     await page.ask("history.back()")
     await page.until(f"{SHOWN} === '1 to 50 of 131'")
+
+
+async def test_table_is_sorted_by_the_agent_the_run_and_the_error_too(page: Page, serve: Serve) -> None:
+    server = await serve()
+    first = await finished(server, {"agent": "beta"}, metadata={"run_id": "run-a"})
+    second = await finished(server, {"agent": "alpha"}, metadata={"run_id": "run-b"})
+    third = await failed(server, "broken", "no answer")
+    ids = [one.rollout_id for one in (first, second, third)]
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts?sort=agent")
+
+    await page.until(f"{IDS}[0] === '{ids[0]}' && {CELL.format(0, 10)} === 'beta'")
+    await page.choose("#filter-order", "asc")
+    await page.until(f"{IDS}.join() === '{ids[2]},{ids[1]},{ids[0]}'")  # what has no agent comes first
+    await page.choose("#filter-order", "")
+    await page.choose("#filter-sort", "run_id")
+    await page.until(f"{IDS}[0] === '{ids[1]}' && {CELL.format(0, 10)} === 'run-b'")
+    await page.choose("#filter-sort", "error")
+    await page.until(f"{IDS}[0] === '{ids[2]}'")
+    await page.click("[data-key='sort reward']")
+    await page.until("document.querySelector('#filter-sort').value === 'reward'")
+
+
+async def test_a_run_whose_rollouts_name_no_step_shows_them_all(page: Page, serve: Serve) -> None:
+    server = await serve()
+    run = await server.start_run("own", config={"settings": {"algorithm": {"algorithm_func": "mine.best_of_n"}}})
+    await server.add_metrics(run.run_id, 0, {"reward/mean": 0.5})
+    for reward in (0.0, 1.0):
+        await finished(server, "the same", reward, metadata={"run_id": run.run_id})
+
+    await page.goto(f"{server.endpoint}/dashboard#/runs/{run.run_id}")
+    await page.until("document.querySelectorAll('.reward-dot').length === 2")
+
+    assert await page.ask("document.querySelectorAll('.reward-dot')[0].closest('tbody').rows.length") == 1
+    assert await page.ask("document.querySelector('.stepper')") is None
+    assert "best_of_n" in await page.ask("document.querySelector('.figures').innerText")
 
 
 async def trace(store: LightningStore) -> AttemptedRollout:

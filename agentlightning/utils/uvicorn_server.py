@@ -20,6 +20,9 @@ DATE_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.005
 """Between two looks at requests in flight when it stops."""
 
+ACCEPT_ROUNDS: Final = 3
+"""Of the event loop, until a connection that was accepted last is known to the server."""
+
 
 class StoppableServer(uvicorn.Server):
     """Leaves signals to whoever runs it."""
@@ -50,8 +53,15 @@ class StoppableServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._begin_shutdown is not None:
             self._begin_shutdown()
-        for listening in (*self.servers, *(sockets or ())):
-            listening.close()
+        # A server that is closed between two steps of accepting a connection leaves that open: first accept no more.
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # another kind of loop
+            for listening in (each for server in self.servers for each in server.sockets):
+                loop.remove_reader(listening)
+        for _ in range(ACCEPT_ROUNDS):
+            await asyncio.sleep(0)
+        for closing in (*self.servers, *(sockets or ())):
+            closing.close()
         state = self.server_state
         for connection in tuple(state.connections):
             connection.shutdown()
@@ -62,7 +72,7 @@ class StoppableServer(uvicorn.Server):
         )
         for task in tuple(state.tasks):
             task.cancel()
-        # Those whose request outlasted the patience, and those that were taken while it was closing.
+        # Those whose request outlasted the patience.
         for connection in tuple(state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)

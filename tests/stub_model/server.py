@@ -127,6 +127,11 @@ class StubModel:
 
     async def stop(self) -> None:
         """Stop listening and cut every connection."""
+        if self._server is not None:  # closed between two steps of accepting a connection, it would leave that one open
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening)
+            for _ in range(3):
+                await asyncio.sleep(0)
         self.stop_listening()
         for task in tuple(self._tasks):
             task.cancel()

@@ -1,6 +1,7 @@
 """The launcher serves any ASGI application, in every mode, and says what kept it from doing so."""
 
 import asyncio
+import gc
 import os
 import socket
 import threading
@@ -117,6 +118,32 @@ async def test_connection_whose_answer_takes_too_long_is_closed_with_the_server(
 
         with suppress(ConnectionResetError):
             assert client.recv(1) == b""
+
+
+async def test_no_connection_is_left_open_that_comes_while_the_server_stops(recwarn: pytest.WarningsRecorder) -> None:
+    is_over, clients = threading.Event(), list[socket.socket]()
+
+    def connect(port: int) -> None:
+        while not is_over.is_set():
+            with suppress(OSError):
+                clients.append(socket.create_connection(("127.0.0.1", port), timeout=1.0))
+
+    for _ in range(5):
+        served = launcher(launch_mode="thread")
+        await served.start()
+        is_over.clear()
+        thread = threading.Thread(target=connect, args=(served.port,))
+        thread.start()
+        await asyncio.sleep(0.01)
+        await served.stop()
+        is_over.set()
+        await asyncio.to_thread(thread.join)
+
+    for client in clients:
+        client.close()
+    gc.collect()
+    assert len(clients) > 5
+    assert [str(warning.message) for warning in recwarn if warning.category is ResourceWarning] == []
 
 
 async def test_context_is_entered_in_the_loop_that_serves() -> None:

@@ -392,7 +392,7 @@ def _few_steps(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         "few_steps",
-        f"Only {learned} steps taught the model something.",
+        f"Only {learned} step{'s' if learned > 1 else ''} taught the model something.",
         "Train longer; tens of steps are usual.",
         {"steps": learned},
     )

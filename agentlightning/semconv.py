@@ -73,10 +73,6 @@ class LightningSpanAttributes(str, Enum):
     TAG = "agentlightning.tag"
     """Prefix of a list of strings."""
 
-    TRAINING = "agentlightning.training"
-    """Prefix of what a training made of a rollout: `is_used`, `reason`, `advantage`, `run_id`, `model`, and
-    `left_out.{span id}` with the reason for each call that was left out."""
-
     MESSAGE_BODY = "agentlightning.message.body"
     OBJECT_TYPE = "agentlightning.object.type"
 

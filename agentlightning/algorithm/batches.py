@@ -23,7 +23,7 @@ from typing import Any, Final
 from agentlightning.algorithm.base import CURRENT_RUN, Tasks
 from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError, StoreError, TrainingError
-from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
+from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rollout_index import failure_text
 from agentlightning.types import (
@@ -54,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 READS_AT_ONCE: Final = 32
 """Rollouts that are read from the store at the same time."""
+TRAINING: Final = "agentlightning.training"
+"""Prefix of what a training made of a rollout: `is_used`, `reason`, `advantage`, `run_id`, `model`, and
+`left_out.{span id}` with the reason for each call that was left out."""
 WRITES_AT_ONCE: Final = 500
 """Spans that are written at the same time."""
 WAIT_SECONDS: Final = 30.0
@@ -121,8 +124,7 @@ class TrainingUse:
         """As an annotation of the rollout holds it, with what else is known."""
         named = {**about, "is_used": self.reason is None, "reason": self.reason, "advantage": self.advantage}
         named |= {f"left_out.{span_id}": reason for span_id, reason in self.calls.items()}
-        prefix = LightningSpanAttributes.TRAINING.value
-        return {f"{prefix}.{name}": value for name, value in named.items() if value is not None}
+        return {f"{TRAINING}.{name}": value for name, value in named.items() if value is not None}
 
 
 class Batches:

@@ -131,7 +131,8 @@ class ServerDataStore:
 
     async def _queue(self, task: Task) -> Rollout:
         """Add a task at the tail of the queue; one whose id is known already stays as it is."""
-        rollout = await self.store.enqueue_rollout(
+        known = await self.store.get_rollout_by_id(task.rollout_id)
+        rollout = known or await self.store.enqueue_rollout(
             *(task.input, task.mode, task.resources_id, self._config, task.metadata or {}), rollout_id=task.rollout_id
         )
         if task.resources_id is None and rollout.resources_id is not None and is_queuing(rollout):

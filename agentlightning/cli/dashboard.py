@@ -58,11 +58,11 @@ If a running server wants a token, the page asks for it.
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server or a database")
     parser.add_argument(
-        "--port", type=port_number, default=0, help="for a file: where to serve it; a free one by default"
+        "--port", type=port_number, default=0, help="port on which a file is served; a free one by default"
     )
     parser.add_argument("--no-browser", action="store_true", help="only say where the page is")
     parser.add_argument(
-        "--allow-changes", action="store_true", help="for a file: rollouts may be cancelled, tried again and requeued"
+        "--allow-changes", action="store_true", help="let people cancel, retry and requeue the rollouts of a file"
     )
 
 

@@ -56,17 +56,17 @@ examples:
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
-        "--folder", type=named_path, help="for the store and the trained model; a new temporary one by default"
+        "--folder", type=named_path, help="folder of the store and the trained model; a new temporary one by default"
     )
     parser.add_argument(
         "--seed",
         type=_seed,
         default=0,
-        help="of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that runs of the "
-        "same seed take different numbers of steps",
+        help="seed of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that runs of "
+        "the same seed take different numbers of steps",
     )
     parser.add_argument(
-        "--questions", type=int, choices=tuple(TASKS_PER_STEP), default=QUESTIONS, help="in one conversation"
+        "--questions", type=int, choices=tuple(TASKS_PER_STEP), default=QUESTIONS, help="questions in one conversation"
     )
     parser.add_argument(
         "--reward",

@@ -63,27 +63,27 @@ def _add_arguments(parser: CommandParser) -> None:
         "--data", required=True, type=named_path, metavar="FILE", help="tasks, one in JSON on each line"
     )
     parser.add_argument("--n", type=positive_number, metavar="N", help="the first so many tasks; all by default")
-    parser.add_argument("--model", metavar="NAME", help="what the endpoint calls the model")
-    parser.add_argument("--temperature", type=amount, default=0.0, help="of every call")
+    parser.add_argument("--model", metavar="NAME", help="name of the model at the endpoint")
+    parser.add_argument("--temperature", type=amount, default=0.0, help="temperature of every call")
     parser.add_argument(
         "--failed",
         type=_failed_reward,
         default="worst",
         metavar="worst|skip|NUMBER",
-        help="what a rollout that failed counts",
+        help="reward of a rollout that failed",
     )
     parser.add_argument("--prompt", type=named_path, metavar="FILE", help="given to the agent as prompt_template")
     parser.add_argument("--store", metavar="FILE", help="SQLite file to keep what happened in; forgotten by default")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="of checkpoints, the best by validation")
-    which.add_argument("--step", type=whole_number, metavar="N", help="of checkpoints, the one after this step")
-    parser.add_argument("--policy", metavar="NAME", help="of checkpoints of several models, this one's")
+    which.add_argument("--best", action="store_true", help="take the checkpoint that is best by validation")
+    which.add_argument("--step", type=whole_number, metavar="N", help="take the checkpoint after this step")
+    parser.add_argument("--policy", metavar="NAME", help="take this model, where a checkpoint has several")
     parser.add_argument("--runners", type=positive_number, default=1, help="processes that run the agent")
     parser.add_argument(
         "--concurrency", type=positive_number, default=DEFAULT_CONCURRENCY, help="rollouts at once in each"
     )
     parser.add_argument("--timeout", type=seconds, default=DEFAULT_TIMEOUT, help="seconds a rollout may take")
-    parser.add_argument("--device", default="auto", help="for a model served here")
+    parser.add_argument("--device", default="auto", help="device of a model that is served here")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
 
 

@@ -61,7 +61,7 @@ def _add_arguments(parser: CommandParser) -> None:
     which.add_argument("--best", action="store_true", help="the best by validation, instead of the newest")
     which.add_argument("--step", type=whole_number, metavar="N", help="the one after this step")
     parser.add_argument("--policy", metavar="NAME", help="which model, where several were trained")
-    parser.add_argument("--base", metavar="MODEL", help="what was trained, if it is not where it was then")
+    parser.add_argument("--base", metavar="MODEL", help="folder of the model that was trained, if it has moved since")
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float16"),

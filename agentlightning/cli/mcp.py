@@ -172,7 +172,7 @@ def _texts(resources: NamedResources) -> list[str]:
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("store", metavar="STORE", help="a server's address, a file, or postgresql://…")
-    parser.add_argument("--token", help="that the server requires (default: AGL_STORE_TOKEN)")
+    parser.add_argument("--token", help="token that the server requires (default: AGL_STORE_TOKEN)")
     parser.add_argument("--allow-evaluation", action="store_true", help="add a tool that runs agents with `agl eval`")
 
 

@@ -35,7 +35,7 @@ examples:
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to bind")
     parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
-    parser.add_argument("--metrics-path", default=DEFAULT_PATH, help="where the figures are")
+    parser.add_argument("--metrics-path", default=DEFAULT_PATH, help="path of the figures")
 
 
 def _run(arguments: argparse.Namespace) -> None:

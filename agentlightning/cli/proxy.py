@@ -41,11 +41,13 @@ def _add_arguments(parser: CommandParser) -> None:
     add_model_arguments(parser)
     add_budget_arguments(parser, "run-max", "that all may spend together")
     parser.add_argument("--store", help="where calls are recorded: http://host:4747, a file, or sqlite:///path")
-    parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
+    parser.add_argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
     parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
     parser.add_argument("--access-host", metavar="HOST", help="address that agents are told, if not the bound one")
-    parser.add_argument("--api-key", help="what callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides")
+    parser.add_argument(
+        "--api-key", help="key that callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides"
+    )
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
     parser.add_argument(
         "--journal",
@@ -62,7 +64,7 @@ def _add_arguments(parser: CommandParser) -> None:
         "--deadline",
         type=seconds,
         metavar="SECONDS",
-        help="for an answer to begin, retries included (default: request_timeout of --config, or "
+        help="time until an answer begins, retries included (default: request_timeout of --config, or "
         f"{DEFAULT_DEADLINE_SECONDS:g})",
     )
     parser.add_argument(

@@ -81,7 +81,7 @@ The program keeps its terminal, its input and its exit code. What it prints is r
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server")
-    parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
+    parser.add_argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument(
         "--proxy", metavar="URL", help="use a proxy that runs, for the same store; AGL_PROXY_API_KEY is its key"
     )

@@ -41,17 +41,15 @@ given back.
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "agent", metavar="MODULE:AGENT", help="where the agent is: a function, a LitAgent, or a class of one"
-    )
+    parser.add_argument("agent", metavar="MODULE:AGENT", help="the agent: a function, a LitAgent, or a class of one")
     parser.add_argument("--store", default=DEFAULT_STORE, help="the training's store")
-    parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
+    parser.add_argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--n-runners", type=positive_number, default=1, help="processes")
     parser.add_argument("--max-concurrency", type=positive_number, default=1, help="rollouts at once in each")
     parser.add_argument(
         "--max-rollouts", type=positive_number, help="leave after so many in each process; never by default"
     )
-    parser.add_argument("--name", default="Worker", help="how the workers' ids begin")
+    parser.add_argument("--name", default="Worker", help="beginning of the workers' ids")
     parser.add_argument(
         "--grace",
         type=amount,

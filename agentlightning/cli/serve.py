@@ -29,7 +29,7 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", help="tiny, smollm2, or a folder with a checkpoint or a Hugging Face model")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
     parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
-    parser.add_argument("--name", help="what callers call the model; its own name by default")
+    parser.add_argument("--name", help="name of the model for callers; its own by default")
     parser.add_argument(
         "--max-sequences",
         type=positive_number,
@@ -41,12 +41,18 @@ def _add_arguments(parser: CommandParser) -> None:
         "--max-length",
         type=positive_number,
         metavar="TOKENS",
-        help="of prompt and answer together, if fewer than the model takes",
+        help="tokens of prompt and answer together, if fewer than the model takes",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: a GPU for large models)")
-    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of a Hugging Face model (default: by device)")
-    parser.add_argument("--threads", type=positive_number, default=1, metavar="N", help="that compute one operation")
-    parser.add_argument("--api-key", help="what callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides")
+    parser.add_argument(
+        "--dtype", default="auto", choices=DTYPES, help="precision of a Hugging Face model (default: by device)"
+    )
+    parser.add_argument(
+        "--threads", type=positive_number, default=1, metavar="N", help="threads that compute one operation"
+    )
+    parser.add_argument(
+        "--api-key", help="key that callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides"
+    )
     parser.add_argument(
         "--weights-folder",
         metavar="DIR",

@@ -96,7 +96,7 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--backend", choices=["memory", "sqlite", "postgres"], help="sqlite with --path, else memory")
     parser.add_argument("--path", type=named_path, help=f"the SQLite file (default: {DEFAULT_SQLITE_PATH})")
     parser.add_argument("--dsn", help="the PostgreSQL database, without a password (default: as PGHOST etc. say)")
-    parser.add_argument("--token", help="what callers must show; better given as AGL_STORE_TOKEN, which `ps` hides")
+    parser.add_argument("--token", help="key that callers must show; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a token all the same")
     parser.add_argument("--cors-origin", action="append", help="let web pages of this origin call; may be repeated")
     parser.add_argument(

@@ -58,8 +58,8 @@ examples:
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the folder of a Hugging Face model")
-    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="of the server")
-    parser.add_argument("--name", default=DEFAULT_NAME, help="what callers call the model")
+    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="port of the server")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="name of the model for callers")
     parser.add_argument(
         "--lora-rank", type=positive_number, metavar="R", help="take adapters up to this rank, and no full weights"
     )
@@ -70,13 +70,15 @@ def _add_arguments(parser: CommandParser) -> None:
         metavar="N",
         help="sampled together at most; others wait",
     )
-    parser.add_argument("--max-length", type=positive_number, metavar="TOKENS", help="of prompt and answer together")
+    parser.add_argument(
+        "--max-length", type=positive_number, metavar="TOKENS", help="tokens of prompt and answer together"
+    )
     parser.add_argument(
         "--memory",
         type=float,
         default=DEFAULT_MEMORY,
         metavar="SHARE",
-        help="of the GPU's memory; the learner needs the rest",
+        help="share of the GPU's memory; the learner needs the rest",
     )
     parser.add_argument("--sleep", action="store_true", help="let a training have the memory while it learns")
     parser.add_argument("--print", action="store_true", help="show the command and its environment, and start nothing")

@@ -24,8 +24,10 @@ docs/how-to/my-agent-does-not-learn.md has every finding, what it means and what
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("store", metavar="STORE", help="a server's address, a file, or postgresql://…")
-    parser.add_argument("id", metavar="RUN|ROLLOUT", nargs="?", help="of the run or rollout; the newest run by default")
-    parser.add_argument("--token", help="that the server requires (default: AGL_STORE_TOKEN)")
+    parser.add_argument(
+        "id", metavar="RUN|ROLLOUT", nargs="?", help="id of the run or rollout; the newest run by default"
+    )
+    parser.add_argument("--token", help="token that the server requires (default: AGL_STORE_TOKEN)")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
 
 

@@ -82,8 +82,11 @@ FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS) lowest)
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
+# What old packages of the lowest group warn of when they are imported or forked.
+QUIET_lowest := -W "ignore:lance is not fork-safe:UserWarning" -W "ignore::hypothesis.errors.HypothesisWarning"
+
 $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
-	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) tests/frameworks \
+	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) $(QUIET_$*) tests/frameworks \
 		$(if $(filter openai% lowest,$*),tests/instrumentation) $(call REPORT,frameworks-$*) $(ARGS)
 
 test-frameworks: $(addprefix frameworks-,$(FRAMEWORK_GROUPS)) ## Run agents of every framework we know, in environments of their own

@@ -4,11 +4,12 @@ import argparse
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
 from agentlightning.cli.command import Command, CommandParser, named_path, whole_number
+from agentlightning.engine.embedded import MODEL_FILES, NAMED_MODELS
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.installation import install_command
 
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.model import CausalModel
 
 STEP_FOLDERS: Final = "step-*"
-MODEL_FILES: Final = ("tiny.json", "config.json")
-"""One of these is in every folder with a model: ours, and Hugging Face's."""
-NAMED_MODELS: Final = ("tiny", "smollm2")
-"""What the engine knows by name."""
 
 EXAMPLES = """\
 examples:
@@ -93,7 +90,7 @@ def export(source: Path, out: Path, choice: Choice) -> str:
         model, codec = load(choice.base or _base_of(checkpoint), device="cpu")
         model.load_state(checkpoint.model_state())
         notes = {name: checkpoint.progress.get(name) for name in ("version", "best")}
-        extra: dict[str, Any] = {"step": checkpoint.step, **notes, "source": choice.base or _base_of(checkpoint)}
+        extra: dict[str, object] = {"step": checkpoint.step, **notes, "source": choice.base or _base_of(checkpoint)}
         what = f"step {checkpoint.step} of '{source}'"
     else:
         if choice.is_best or choice.step is not None or choice.policy is not None:
@@ -114,20 +111,6 @@ def _round(model: "CausalModel", dtype: str) -> None:
     if not isinstance(model, HfModel):
         raise ConfigurationError(f"The model '{model.name}' is written in 32 bits alone; leave --dtype out.")
     round_weights(model.network, getattr(torch, dtype))
-
-
-def check_model(name_or_path: str) -> None:
-    """Refuse what the engine cannot load, before torch is imported, which takes seconds."""
-    if name_or_path in NAMED_MODELS:
-        return
-    place = Path(name_or_path).expanduser()
-    if not name_or_path or not (place.is_dir() or (place.is_file() and place.suffix == ".gguf")):
-        raise ConfigurationError(
-            f"There is no model '{name_or_path}': neither a folder nor one of {' and '.join(map(repr, NAMED_MODELS))}. "
-            "Nothing is downloaded; give the path of a folder with a Hugging Face model."
-        )
-    if place.is_dir() and not any((place / file).is_file() for file in MODEL_FILES):
-        raise ConfigurationError(f"'{name_or_path}' holds no model: there is no {' or '.join(MODEL_FILES)} in it.")
 
 
 def is_checkpoints(folder: Path) -> bool:

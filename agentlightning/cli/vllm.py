@@ -31,6 +31,7 @@ from agentlightning.engine.vllm.options import (
 )
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.vllm import instrument_vllm
+from agentlightning.utils.server_launcher import is_loopback
 
 _COMMAND_LINE: Final = "vllm.entrypoints.cli.main"
 _MODEL_OPTION: Final = "--model"
@@ -48,6 +49,7 @@ EXAMPLES = """\
 examples:
   agl vllm /models/qwen                                     a server that GRPO(engine="http://127.0.0.1:8000") joins
   agl vllm /models/qwen --lora-rank 16 --port 8001          the same for a training of adapters
+  CUDA_VISIBLE_DEVICES=1 agl vllm /models/qwen --transfer nccl   the same beside a learner on another GPU
   agl vllm /models/qwen --print -- --enforce-eager          show the command, with an argument of vLLM's own
   agl vllm serve Qwen/Qwen2.5-0.5B-Instruct --port 8000     a server with exact token ids
   agl vllm --model Qwen/Qwen2.5-0.5B-Instruct --port 8000   the same
@@ -80,6 +82,18 @@ def _add_arguments(parser: CommandParser) -> None:
         metavar="SHARE",
         help="share of the GPU's memory; the learner needs the rest",
     )
+    parser.add_argument(
+        "--transfer",
+        choices=("ipc", "nccl"),
+        default="ipc",
+        help="how full weights come: ipc from the learner on the same GPU, nccl from one on another",
+    )
+    parser.add_argument(
+        "--host",
+        default=LOOPBACK,
+        metavar="ADDRESS",
+        help="listen there, with --transfer nccl, for a learner on another machine; only in a network you trust",
+    )
     parser.add_argument("--sleep", action="store_true", help="let a training have the memory while it learns")
     parser.add_argument("--print", action="store_true", help="show the command and its environment, and start nothing")
 
@@ -110,8 +124,14 @@ def _serve_for_training(arguments: argparse.Namespace) -> int:
         gpu_memory_utilization=arguments.memory,
         max_model_length=arguments.max_length,
         sleep=arguments.sleep,
+        transfer=arguments.transfer,
         arguments=tuple(arguments.rest[1:]),
     )
+    if not is_loopback(arguments.host) and (arguments.transfer != "nccl" or arguments.lora_rank is not None):
+        raise ConfigurationError(
+            f"--host {arguments.host} needs --transfer nccl and full weights: handles of GPU memory and folders of "
+            "adapters are of use on this machine alone."
+        )
     command = ServerCommand(
         model=arguments.model,
         name=arguments.name,
@@ -119,6 +139,7 @@ def _serve_for_training(arguments: argparse.Namespace) -> int:
         options=options,
         max_sequences=arguments.max_sequences,
         lora_rank=arguments.lora_rank,
+        host=arguments.host,
     )
     words = command.words()
     if arguments.print:
@@ -138,7 +159,8 @@ def _serve_for_training(arguments: argparse.Namespace) -> int:
         key = secrets.token_urlsafe(_KEY_BYTES)
         say("vllm", f"the training needs this server's key: export {KEY_VARIABLE}={key}")
     lora = "" if arguments.lora_rank is None else f", lora=LoraOptions(rank={arguments.lora_rank})"
-    engine: Any = f"http://{LOOPBACK}:{arguments.port}"
+    host = "THIS-MACHINE" if arguments.host in ("0.0.0.0", "::") else arguments.host  # only compared
+    engine: Any = f"http://{host}:{arguments.port}"
     engine = f'VllmOptions(address="{engine}", sleep=True)' if arguments.sleep else f'"{engine}"'
     say("vllm", f'in a minute or two, train with GRPO("{arguments.model}", engine={engine}{lora}). Ctrl-C stops it.')
     return os.execve(words[0], words, command.environment(key))
@@ -188,8 +210,9 @@ COMMAND = Command(
     name="vllm",
     usage="agl vllm MODEL [options] [-- ARGUMENTS OF VLLM...]\n       agl vllm ARGUMENTS...",
     description=(
-        "Start a vLLM that a training can join, on this machine alone. With a command of vLLM's own, or an option,"
-        " as the first word, run vLLM's command line with these arguments; options alone stand behind `serve`."
+        "Start a vLLM that a training can join, for this machine alone unless --host says otherwise. With a command of"
+        " vLLM's own, or an option, as the first word, run vLLM's command line with these arguments; options alone"
+        " stand behind `serve`."
     ),
     examples=EXAMPLES,
     add_arguments=_add_arguments,

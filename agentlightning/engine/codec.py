@@ -111,14 +111,8 @@ class IncrementalParser(Protocol):
 class ChatCodec(Protocol):
     """One model's chat format."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """The tokens of a conversation, by default up to where the assistant's next message begins."""
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] | None = None) -> list[int]:
+        """The tokens of a conversation, up to where the assistant's next message begins."""
         ...
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolDefinition] | None = None) -> ParsedMessage:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 from typing_extensions import Self
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EMBEDDED: Final = "embedded"
+NAMED_MODELS: Final = ("tiny", "smollm2")
+MODEL_FILES: Final = ("tiny.json", "config.json", "agentlightning.json")
+"""One of these is in every folder with a model: ours, and Hugging Face's."""
 START_SECONDS: Final = 600.0
 STOP_SECONDS: Final = 10.0
 RESPONSE_SECONDS: Final = 120.0
@@ -44,6 +47,20 @@ _KEY_BYTES: Final = 32
 _SPARE_BYTES: Final = 1 << 20
 """That a file of weights has beyond the numbers, at most: names and shapes."""
 _NOT_RUNNING: Final = "The engine's server is not running."
+
+
+def check_model(name_or_path: str) -> None:
+    """EngineError for what the engine cannot load; without torch, whose import takes seconds."""
+    place = Path(name_or_path).expanduser()
+    if name_or_path in NAMED_MODELS or (place.is_file() and place.suffix == ".gguf"):
+        return
+    if not name_or_path or not place.is_dir():
+        raise EngineError(
+            f"There is no model '{name_or_path}': neither a folder nor one of {' and '.join(map(repr, NAMED_MODELS))}. "
+            "Nothing is downloaded; give the path of a folder with a Hugging Face model."
+        )
+    if not any((place / file).is_file() for file in MODEL_FILES):
+        raise EngineError(f"'{name_or_path}' holds no model: there is no {' or '.join(MODEL_FILES[:2])} in it.")
 
 
 class EngineServer:
@@ -218,12 +235,12 @@ class EngineServer:
         finally:
             path.unlink(missing_ok=True)
 
-    def _announced(self, name: str) -> Any:
+    def _announced(self, name: str) -> object:
         if not self._served:
             raise EngineError(f"The engine's server has no {name} before it is started.")
         return self._served[name]
 
-    def _request(self, method: str, path: str, content: Any = None, *, key: str) -> JsonObject:
+    def _request(self, method: str, path: str, content: object = None, *, key: str) -> JsonObject:
         if not self.is_running():
             raise self._child.ended() if self._folders else EngineError(_NOT_RUNNING)
         connection = http.client.HTTPConnection(self.host, self._served["port"], timeout=RESPONSE_SECONDS)

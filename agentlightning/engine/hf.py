@@ -8,7 +8,7 @@ import functools
 import importlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -58,6 +58,7 @@ class HfModel:
         """Without peft's cover; with adapters, its layers are those that have them."""
         self._has_plain_head = _has_plain_head(network)
         self._graphs = hf_kernels.CudaGraphs(self.device)
+        self._rounded_head: Callable[[nn.Module, Tensor], Tensor] | None = None
         self.train_mode(enabled=False)
 
     @property
@@ -142,7 +143,7 @@ class HfModel:
         options: JsonObject = {"use_cache": False}
         if len(attention_lengths) > len(ids):
             options |= hf_kernels.row_arguments(attention_lengths.tolist(), ids.device)
-        if self.head() is not None:
+        if self._is_head_apart():
             found = self._plain.base_model(input_ids=ids, **options).last_hidden_state
         elif self._has_plain_head:
             states = self._plain.base_model(input_ids=ids, **options).last_hidden_state[selected]
@@ -153,9 +154,14 @@ class HfModel:
 
     def head(self) -> Tensor | None:
         """The output embeddings; None where the model scales its logits, adds to them, or has adapters there."""
+        if not self._is_head_apart():
+            return None
         last = self._plain.get_output_embeddings()
-        is_plain = self._has_plain_head and type(last) is nn.Linear and last.bias is None
-        return last.weight if is_plain else None
+        return cast("Tensor", last.weight if self._rounded_head is None else self._rounded_head(last, last.weight))
+
+    def _is_head_apart(self) -> bool:
+        last = self._plain.get_output_embeddings()
+        return self._has_plain_head and type(last) is nn.Linear and last.bias is None
 
     def checkpoint_gradients(self) -> bool:
         """In training, keep of a layer its input alone, and compute the rest again when gradients need it.
@@ -194,6 +200,41 @@ class HfModel:
             logger.info("Rows of model '%s' are padded, for packed ones give other results.", self.name)
         self._plain.set_attn_implementation(before)
         return False
+
+    @contextmanager
+    def rounded(self, dtype: torch.dtype, seed: str) -> Iterator[None]:
+        """Compute with the weights as `PublishedWeights` rounds them; their gradients are those of the exact ones.
+
+        A layer's weights are rounded when it computes, so that they take no memory where layers are computed again.
+
+        Args:
+            dtype: Of products; weights that are not multiplied so keep theirs, with values that this one can hold.
+            seed: Without the names of the weights.
+        """
+        names = {parameter: f"{seed}/{name}" for name, parameter in self._plain.named_parameters()}
+        exact: dict[nn.Module, dict[str, nn.Parameter | None]] = {}
+
+        def short(layer: nn.Module, weight: Tensor) -> Any:
+            width = dtype if isinstance(layer, nn.Linear) else weight.dtype
+            return _RoundedByChance.apply(weight, dtype, width, names[cast("nn.Parameter", weight)])  # type: ignore[no-untyped-call]
+
+        def swap(layer: nn.Module, *_: object) -> None:
+            exact[layer] = dict(layer._parameters)
+            layer._parameters.update({key: short(layer, one) for key, one in exact[layer].items() if one is not None})
+
+        def restore(layer: nn.Module, *_: object) -> None:
+            layer._parameters.update(exact.pop(layer))
+
+        owners = [layer for layer in self._plain.modules() if layer._parameters]
+        hooks = [layer.register_forward_pre_hook(swap) for layer in owners]
+        hooks += [layer.register_forward_hook(restore, always_call=True) for layer in owners]
+        self._rounded_head = short
+        try:
+            yield
+        finally:
+            self._rounded_head = None
+            for hook in hooks:
+                hook.remove()
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
@@ -266,6 +307,18 @@ class HfModel:
             noted = json.loads(config.read_text(encoding="utf-8"))
             noted |= {name: "float32" for name in ("dtype", "torch_dtype") if name in noted}
             config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class _RoundedByChance(torch.autograd.Function):
+    """`round_by_chance`, with the gradient of what is as exact as it was."""
+
+    @staticmethod
+    def forward(ctx: object, weight: Tensor, dtype: torch.dtype, width: torch.dtype, seed: str) -> Tensor:
+        return round_by_chance(weight, dtype, seed=seed).to(width)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradient, None, None, None
 
 
 def load_hf(

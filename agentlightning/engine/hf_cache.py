@@ -11,7 +11,7 @@ return.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -88,7 +88,9 @@ class SlotCache:
         for block in self._blocks.values():
             block[:, targets, :, :length] = block[:, sources, :, :length]
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *rest: object, **more: object
+    ) -> tuple[Tensor, Tensor]:
         """Take the new keys and values of a layer [rows, heads, tokens, head width]; give those to attend to."""
         now = self._pass
         assert now is not None

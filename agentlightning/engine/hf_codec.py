@@ -52,31 +52,17 @@ _END_NAMES: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 class HfChatCodec:
     """Renders with a tokenizer's chat template; a `ChatCodec`."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        *,
-        end_ids: frozenset[int],
-        remembered: int = REMEMBERED,
-        template_options: JsonMapping | None = None,
-    ) -> None:
+    def __init__(self, tokenizer: Any, *, end_ids: frozenset[int], template_options: JsonMapping | None = None) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self._template_options = dict(template_options or {})
-        self._limit = remembered
         self._sampled: OrderedDict[tuple[int, str], tuple[int, ...]] = OrderedDict()
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] | None = None) -> list[int]:
         """The tokens of a conversation, with the sampled ones where they are remembered."""
         conversation = [_for_template(message) for message in messages]
-        whole = self._text(conversation, tools, is_asking=add_generation_prompt)
+        whole = self._text(conversation, tools, is_asking=True)
         token_ids: list[int] = []
         written = 0  # characters of `whole` that `token_ids` stand for
         for number, message in enumerate(messages):
@@ -106,7 +92,7 @@ class HfChatCodec:
         if not token_ids:
             return
         self._sampled[_key(prompt_ids, message)] = tuple(token_ids)
-        while len(self._sampled) > self._limit:
+        while len(self._sampled) > REMEMBERED:
             self._sampled.popitem(last=False)
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolDefinition] | None = None) -> ParsedMessage:
@@ -219,7 +205,7 @@ def _call(text: str, parameter_name: str) -> ToolCall | None:
         return None
     if not isinstance(written, dict) or not isinstance(written.get("name"), str):
         return None
-    arguments: Any = written.get(parameter_name, written.get("arguments", written.get("parameters")))
+    arguments: object = written.get(parameter_name, written.get("arguments", written.get("parameters")))
     if arguments is None:
         return None
     as_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

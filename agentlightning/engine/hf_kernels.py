@@ -131,7 +131,7 @@ def attend_in_groups(
     return found.reshape(rows, 1, heads, -1), None
 
 
-def _attend_plainly(*tensors: Any, **options: Any) -> tuple[Tensor, None]:
+def _attend_plainly(*tensors: object, **options: object) -> tuple[Tensor, None]:
     found: tuple[Tensor, None] = importlib.import_module("transformers").AttentionInterface()["sdpa"](
         *tensors, **options
     )

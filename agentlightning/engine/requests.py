@@ -112,7 +112,7 @@ class _Body(BaseModel):
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _as_list(cls, value: Any) -> Any:
+    def _as_list(cls, value: object) -> object:
         return [value] if isinstance(value, str) else value
 
 

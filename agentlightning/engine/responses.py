@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import orjson
 
@@ -38,7 +38,7 @@ class RemembersTurns(Protocol):
         ...
 
 
-def event(content: Any) -> bytes:
+def event(content: object) -> bytes:
     """One server-sent event."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 

@@ -8,7 +8,6 @@ GET   /agl/status, /health
 """
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import os
@@ -25,7 +24,7 @@ from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
 from agentlightning.asgi.response import NOSNIFF, Response, json_response
 from agentlightning.asgi.routes import RouteTable
 from agentlightning.engine.base import TokenEngine
-from agentlightning.engine.calls import Call, CallbackQueue, CallsInFlight
+from agentlightning.engine.calls import Call, CallbackQueue
 from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.requests import CompletionRequest, json_object, parse_request
 from agentlightning.engine.responses import Responses, event
@@ -94,7 +93,6 @@ class EngineApp:
         self._callers = CallerCheck(has_key=api_key is not None)
         self._bodies = Bodies()
         self._responses = Responses(self.name, codec)
-        self._in_flight = CallsInFlight()
         self._callbacks: CallbackQueue | None = None
         self._shared = SharedReader()
         self._served = self._streams = 0
@@ -126,7 +124,6 @@ class EngineApp:
             "model": self.name,
             "served": self._served,
             "streams": self._streams,
-            "joined": self._in_flight.joined,
             "engine": self.engine.statistics(),
         }
 
@@ -176,14 +173,9 @@ class EngineApp:
     # ------------------------------------------------------------------ completions
 
     async def _complete(self, request: Request, send: Send, values: dict[str, str]) -> None:
-        path = _path(request)
+        is_chat = _path(request) == _CHAT
         async with self._bodies.read(request, max_bytes=MAX_BODY_BYTES) as body:
-            wanted = await self._bodies.parse(body, lambda body: self._parse(body, is_chat=path == _CHAT))
-            key = path + (request.header(b"idempotency-key").encode() or hashlib.blake2b(body).digest())
-        is_retry = request.header(b"x-stainless-retry-count") not in ("", "0")
-        if is_retry and (running := self._in_flight.join(key)) is not None:
-            await self._respond(running, request, send)
-            return
+            wanted = await self._bodies.parse(body, lambda body: self._parse(body, is_chat=is_chat))
         if wanted.model is not None and wanted.model != f"agl/{self.name}":
             self._check_model(wanted.model)
         if self._callbacks is None:
@@ -193,15 +185,8 @@ class EngineApp:
         if wanted.is_stream:
             await self._stream(call, request, send)
             return
-        self._in_flight.add(key, call)
-        try:
-            await self._respond(call, request, send)
-        finally:
-            self._in_flight.remove(key, call)
-
-    async def _respond(self, call: Call, request: Request, send: Send) -> None:
         with _watched(call, request.receive):
-            await asyncio.shield(call.done)
+            await call.done
         self._served += 1
         await json_response(self._responses.whole(call)).send(send)
 
@@ -304,7 +289,7 @@ class _watched:  # noqa: N801 # used as a block, like contextlib's
         if self._task is not None:
             self._task.cancel()
         if kind is not None:
-            self._call.leave()
+            self._call.cancel()
 
     def _begin(self) -> None:
         self._task = asyncio.create_task(self._watch(), name="agl-engine-watch")
@@ -312,7 +297,7 @@ class _watched:  # noqa: N801 # used as a block, like contextlib's
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._call.leave()
+        self._call.cancel()
 
 
 def _path(request: Request) -> bytes:

@@ -96,6 +96,7 @@ def test_vllm_gets_its_arguments_as_it_takes_them(given: str, taken: str) -> Non
     assert _as_vllm_takes(given.split()) == taken.split()
 
 
+@pytest.mark.claim(455, 456)
 def test_vllm_is_taught_to_return_token_ids_before_it_starts(installed: Path) -> None:
     done = run(installed, "--model", "m", "--port", "1")
 
@@ -113,6 +114,7 @@ def test_exit_code_is_that_of_vllm(installed: Path, leaving: str, code: int, sai
     assert (done.returncode, done.stderr) == (code, said)
 
 
+@pytest.mark.claim(455, 456)
 def test_executable_of_another_environment_is_run_as_it_is(tmp_path: Path) -> None:
     program = tmp_path / "vllm"
     program.write_text(EXECUTABLE)
@@ -192,6 +194,21 @@ def test_command_can_be_shown_without_vllm_and_without_its_key(tmp_path: Path) -
     assert "secret" not in done.stdout
 
 
+def test_server_for_another_machine_takes_weights_by_nccl_and_unpickles_nothing(installed: Path, model: Path) -> None:
+    (installed / "vllm/entrypoints/cli/main.py").write_text(
+        "import json, os, sys\n"
+        "open(os.environ['CALLED'], 'w').write(json.dumps({'argv': sys.argv, 'env': list(os.environ)}))\n"
+    )
+
+    done = run(installed, "./m", "--host", "0.0.0.0", "--transfer", "nccl")
+
+    words, variables = called(installed)["argv"], called(installed)["env"]
+    assert words[words.index("--host") + 1] == "0.0.0.0"
+    assert words[words.index("--weight-transfer-config") + 1] == '{"backend":"nccl"}'
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in variables
+    assert 'GRPO("./m", engine="http://THIS-MACHINE:8000")' in done.stderr
+
+
 def test_model_without_vllm_is_one_line_with_what_installs_it(model: Path) -> None:
     done = run(model, "./m", PATH=str(model))
 
@@ -206,6 +223,7 @@ def test_model_without_vllm_is_one_line_with_what_installs_it(model: Path) -> No
         (["./m", "--memory", "40"], "gpu_memory_utilization is 40.0; it must be above 0 and at most 1"),
         (["./m", "--lora-rank", "1000"], "up to rank 512"),
         (["server", "m"], "unrecognized arguments: m"),
+        (["./m", "--host", "0.0.0.0"], "--host 0.0.0.0 needs --transfer nccl and full weights"),
         (["Qwen/Qwen2.5-0.5B"], "write `agl vllm serve NAME`"),
     ],
 )

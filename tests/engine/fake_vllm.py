@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pickle
+import queue
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ class FakeVllm:
         has_lora: bool = False,
         max_lora_rank: int = 16,
         takes_weights: bool = True,
+        transfer: str = "ipc",
         is_dev: bool = True,
         can_sleep: bool = False,
         logprobs_mode: str = "processed_logprobs",
@@ -62,6 +64,7 @@ class FakeVllm:
         self.name = name
         self.has_lora = has_lora
         self.takes_weights = takes_weights
+        self.transfer = transfer
         self.is_dev = is_dev
         self.can_sleep = can_sleep
         self.max_lora_rank = max_lora_rank
@@ -82,6 +85,11 @@ class FakeVllm:
         self.is_asleep = False
         self.buffers: list[Any] = []
         """What `share` made handles of."""
+        self.groups: list[FakeGroup] = []
+        """That were formed to send weights by NCCL."""
+        self.meetings: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Where the server was told to meet the learner."""
+        self.refuses_weights = False
         self._part: dict[str, Any] | None = None
         """Weights of an update that is under way."""
         self._awake = asyncio.Event()
@@ -91,6 +99,13 @@ class FakeVllm:
         """Stands for torch's `reduce_tensor`, between two that are in one process."""
         self.buffers.append(tensor)
         return (len(self.buffers) - 1,)
+
+    def connect(self, info: Any) -> "FakeGroup":
+        """Stands for NCCL's group: it is there when the server has been told of the same meeting."""
+        if self.meetings.get(timeout=30) != info:
+            raise RuntimeError("learner and server wait at different places")
+        self.groups.append(FakeGroup())
+        return self.groups[-1]
 
     # ------------------------------------------------------------------ requests
 
@@ -198,7 +213,7 @@ class FakeVllm:
             "vllm_config": {
                 "model_config": model,
                 "lora_config": {"max_lora_rank": self.max_lora_rank} if self.has_lora else None,
-                "weight_transfer_config": {"backend": "ipc"} if self.takes_weights else None,
+                "weight_transfer_config": {"backend": self.transfer} if self.takes_weights else None,
             }
         }
 
@@ -235,6 +250,7 @@ class FakeVllm:
     async def _route_init_weight_transfer_engine(self, query: Any, body: Any) -> Any:
         if not self.takes_weights:
             raise _Failure(500, "Weight transfer is not configured.")
+        self.meetings.put(body["init_info"])
         return {"message": "Weight transfer initialized"}
 
     async def _route_start_weight_update(self, query: Any, body: Any) -> Any:
@@ -248,6 +264,15 @@ class FakeVllm:
             raise _Failure(500, "start_weight_update must be called before update_weights.")
         torch = importlib.import_module("torch")
         info = body["update_info"]
+        if self.refuses_weights:
+            raise _Failure(500, "Call to update_weights failed: no such weight")
+        if self.transfer == "nccl":
+            for name, dtype, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
+                tensor = await asyncio.to_thread(self.groups[-1].sent.get, timeout=30)
+                if (str(tensor.dtype), list(tensor.shape)) != (f"torch.{dtype}", shape):
+                    raise _Failure(500, f"The weight {name} is not what was announced.")
+                self._part[name] = tensor
+            return {"message": "Weights updated"}
         (place,) = pickle.loads(base64.b64decode(info["ipc_handles_pickled"]))[GPU_ID]
         packed = self.buffers[place][: sum(info["tensor_sizes"])].split(info["tensor_sizes"])
         for name, dtype, shape, flat in zip(info["names"], info["dtype_names"], info["shapes"], packed, strict=True):
@@ -280,6 +305,21 @@ class FakeVllm:
             raise _Failure(500, "Call to collective_rpc method failed: 'embed_tokens.weight'")
         await asyncio.wrap_future(self.app.engine.load_weights(self.loads + 1, tensors))
         self.loads += 1
+
+
+class FakeGroup:
+    """Stands for vLLM's `PyNcclCommunicator`, between two that are in one process."""
+
+    def __init__(self) -> None:
+        self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.is_destroyed = False
+
+    def broadcast(self, tensor: Any, src: int) -> None:
+        assert src == 0
+        self.sent.put(tensor.clone())
+
+    def destroy(self) -> None:
+        self.is_destroyed = True
 
 
 async def _answer(send: Any, status: int, content: Any) -> None:

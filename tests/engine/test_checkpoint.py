@@ -72,6 +72,7 @@ def test_notes_that_are_not_there_are_empty_and_broken_ones_an_error(tmp_path: P
 
 
 def test_hugging_face_models_need_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(EngineError, match=r"pip install .*\[train,hf\]"):

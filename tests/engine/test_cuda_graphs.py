@@ -2,8 +2,10 @@
 
 import pytest
 
+from tests.optional import optional
+
 torch = pytest.importorskip("torch", reason="the engine needs torch")
-transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.engine.hf_kernels import CudaGraphs, fuse_norms  # noqa: E402
 

@@ -187,7 +187,8 @@ def test_what_the_child_prints_is_not_taken_for_its_address(folder: Path, tmp_pa
         "    threading.Thread.start = start\n"
     )
     code = (
-        "import sys; from agentlightning.engine.embedded import EngineServer\n"
+        "import asyncio, subprocess, sys; from agentlightning.engine.embedded import EngineServer\n"
+        "asyncio.unix_events.subprocess = subprocess  # starts Python, where others fork it\n"
         f"with EngineServer({str(folder)!r}) as server: sys.exit(0 if server.status()['model'] == 'tiny' else 1)"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.optional import optional
+
 torch = pytest.importorskip("torch", reason="the engine needs torch")
-transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.engine.checkpoint import (  # noqa: E402
     load,
@@ -232,6 +234,9 @@ def test_a_saved_model_is_loaded_as_it_was(model: HfModel, codec: HfChatCodec, t
 
 
 def test_folders_without_a_model_are_errors_in_words(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="holds no model: there is no"):
+        load(str(tmp_path), device="cpu")
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(EngineError, match="no model that transformers can load"):
         load(str(tmp_path), device="cpu")
     with pytest.raises(EngineError, match="There is no model"):

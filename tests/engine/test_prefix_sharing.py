@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.optional import optional
+
 torch = pytest.importorskip("torch", reason="the engine needs torch")
-pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.engine.batch import BLOCK, HeldPrefixes, PrefixMatch  # noqa: E402
 from agentlightning.engine.checkpoint import load  # noqa: E402

@@ -101,7 +101,7 @@ def test_arguments_written_anew_by_a_framework_render_alike() -> None:
 
     message["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments, indent=2)
 
-    assert CODEC.render([message], ONE, add_generation_prompt=False) == [ASSISTANT, CALL, *encode('a"b'), END]
+    assert CODEC.render([message], ONE) == [ASSISTANT, CALL, *encode('a"b'), END, ASSISTANT]
 
 
 def test_text_and_several_calls_stand_in_one_message() -> None:
@@ -127,7 +127,7 @@ def test_call_of_an_unknown_tool_stays_text() -> None:
 @pytest.mark.parametrize("text", ["ä 你好 🙂", "\ud800", "\x00\t\r", "\ue005\ue008"], ids=ascii)
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
 def test_text_of_others_cannot_say_special_tokens(role: str, text: str) -> None:
-    rendered = CODEC.render([{"role": role, "content": text}], add_generation_prompt=False)
+    rendered = CODEC.render([{"role": role, "content": text}])[:-1]
 
     assert tokenizer.decode(rendered[1:-1]) == "".join("?" if character != " " else " " for character in text)
     assert len(rendered) == len(text) + 2

@@ -17,7 +17,7 @@ from agentlightning.engine.lora import AdapterWeights, LoraOptions  # noqa: E402
 from agentlightning.engine.vllm import VllmOptions  # noqa: E402
 from agentlightning.engine.vllm.client import VllmClient  # noqa: E402
 from agentlightning.engine.vllm.engine import VllmEngine  # noqa: E402
-from agentlightning.engine.vllm.transfer import IpcTransfer  # noqa: E402
+from agentlightning.engine.vllm.transfer import IpcTransfer, NcclTransfer  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError  # noqa: E402
 from tests.engine.fake_vllm import GPU_ID, FakeVllm, fake_vllm, install_fake_vllm  # noqa: E402
@@ -175,6 +175,94 @@ def test_handles_for_gpu_memory_need_a_learner_on_a_gpu(join: Join, fake: FakeVl
         engine.publish(1, PublishedWeights(changed_model(), seed=0))
 
 
+@pytest.fixture
+def nccl_fake() -> Iterator[FakeVllm]:
+    with fake_vllm(transfer="nccl") as server:
+        yield server
+
+
+def by_nccl(fake: FakeVllm, connect: Any = None) -> NcclTransfer:
+    client, cpu = VllmClient(fake.url, None), torch.device("cpu")
+    return NcclTransfer(client, torch.float32, cpu, workers=2, connect=connect or fake.connect, part_bytes=100_000)
+
+
+def test_weights_by_nccl_arrive_in_parts_over_one_group(nccl_fake: FakeVllm) -> None:
+    model = changed_model()
+    transfer = by_nccl(nccl_fake)
+
+    for version in (1, 2):
+        transfer.publish(version, PublishedWeights(model, seed=0))
+
+    assert are_equal(weights_of(nccl_fake), model.state())
+    assert nccl_fake.requests.count("POST /update_weights") >= 4
+    assert nccl_fake.requests.count("POST /init_weight_transfer_engine") == len(nccl_fake.groups) == 1
+    assert nccl_fake.requests[-2:] == ["POST /reset_prefix_cache?reset_running_requests=true", "POST /resume"]
+    transfer.close()
+    assert nccl_fake.groups[0].is_destroyed
+
+
+def test_group_has_the_learner_first_and_meets_at_an_address_that_the_server_reaches(nccl_fake: FakeVllm) -> None:
+    met: list[Any] = []
+
+    def connect(info: Any) -> Any:
+        met.append(info)
+        return nccl_fake.connect(info)
+
+    by_nccl(nccl_fake, connect).publish(1, PublishedWeights(changed_model(), seed=0))
+
+    assert met[0].pop("master_port") > 0
+    assert met == [{"master_address": "127.0.0.1", "rank_offset": 1, "world_size": 3}]
+
+
+def test_server_that_refuses_to_meet_is_an_error_though_the_learner_still_waits(nccl_fake: FakeVllm) -> None:
+    nccl_fake.takes_weights = False
+    refused = threading.Event()
+
+    def wait_for_the_server(info: Any) -> Any:
+        refused.wait(30)
+        raise RuntimeError("nobody came")
+
+    with pytest.raises(EngineError, match="not configured"):
+        by_nccl(nccl_fake, wait_for_the_server).publish(1, PublishedWeights(changed_model(), seed=0))
+    assert not refused.is_set()
+    refused.set()
+
+
+def test_group_that_nccl_does_not_form_is_an_error_in_words(nccl_fake: FakeVllm) -> None:
+    def refuse(info: Any) -> Any:
+        raise RuntimeError("NCCL error: invalid usage")
+
+    with pytest.raises(EngineError, match=r"NCCL does not connect the learner with vLLM at http://.*invalid usage"):
+        by_nccl(nccl_fake, refuse).publish(1, PublishedWeights(changed_model(), seed=0))
+
+
+def test_weights_that_are_refused_by_nccl_are_an_error_and_the_next_update_forms_a_new_group(
+    nccl_fake: FakeVllm,
+) -> None:
+    model = changed_model()
+    transfer = by_nccl(nccl_fake)
+    nccl_fake.refuses_weights = True
+
+    with pytest.raises(EngineError, match="no such weight"):
+        transfer.publish(1, PublishedWeights(model, seed=0))
+    assert nccl_fake.groups[0].is_destroyed, "what is queued for the GPU would wait for ever"
+    assert not nccl_fake.is_paused
+
+    nccl_fake.refuses_weights = False
+    transfer.publish(2, PublishedWeights(model, seed=0))
+    assert are_equal(weights_of(nccl_fake), model.state())
+    assert len(nccl_fake.groups) == 2
+
+
+def test_learner_on_the_cpu_sends_a_folder_to_a_server_for_nccl(join: Join, nccl_fake: FakeVllm) -> None:
+    model = changed_model()
+    join(nccl_fake).publish(1, PublishedWeights(model, seed=0))
+
+    assert are_equal(weights_of(nccl_fake), model.state())
+    with pytest.raises(EngineError, match="transfer='nccl' needs a learner on a GPU"):
+        join(nccl_fake, transfer="nccl").publish(1, PublishedWeights(model, seed=0))
+
+
 def test_calls_in_flight_wait_for_the_end_of_an_update(fake: FakeVllm) -> None:
     client = VllmClient(fake.url, None)
     answers: list[Any] = []
@@ -253,8 +341,10 @@ def test_model_that_is_trained_whole_has_no_adapters_to_publish(join: Join, lora
         ({"has_lora": True, "max_lora_rank": 8}, LoraOptions(rank=16), {}, "up to rank 8, not 16"),
         ({"logprobs_mode": "raw_logprobs"}, None, {}, "gives raw_logprobs"),
         ({}, None, {"sleep": True}, "cannot sleep"),
+        ({}, None, {"transfer": "nccl"}, "takes weights by ipc, not by nccl"),
+        ({"transfer": "nccl"}, None, {"transfer": "ipc"}, "takes weights by nccl, not by ipc"),
     ],
-    ids=["dev mode", "weight transfer", "adapters", "no adapters", "rank", "log-probabilities", "sleep"],
+    ids=["dev mode", "weight transfer", "adapters", "no adapters", "rank", "log-probabilities", "sleep", "ipc", "nccl"],
 )
 def test_server_that_cannot_be_trained_with_is_refused_with_the_command_that_starts_one(
     join: Join, server: dict[str, Any], lora: LoraOptions | None, options: dict[str, Any], words: str
@@ -266,6 +356,7 @@ def test_server_that_cannot_be_trained_with_is_refused_with_the_command_that_sta
         assert words in str(raised.value)
         assert not fake.is_dead
         assert ("--lora-rank" in str(raised.value)) == (lora is not None)
+        assert ("--transfer nccl" in str(raised.value)) == (options.get("transfer") == "nccl")
 
 
 def test_address_without_a_server_is_refused_with_the_command_that_starts_one() -> None:

@@ -19,6 +19,7 @@ from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.vllm import VllmOptions  # noqa: E402
 from agentlightning.engine.vllm.client import VllmClient  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402
+from agentlightning.errors import EngineError  # noqa: E402
 
 FOLDER = os.environ.get("AGL_TEST_MODEL", "")
 pytestmark = [
@@ -106,6 +107,31 @@ def test_full_weights_reach_vllm_through_gpu_memory_and_come_back() -> None:
         assert answer(engine)[1] != before[1]
         assert freed > 1e9
         assert engine.model_config()["model_info"] == {"version": 1}
+
+
+def test_full_weights_reach_vllm_by_nccl_and_a_refused_update_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_HOSTID", "server")  # NCCL takes two processes on one GPU only for two machines
+    with serving(transfer="nccl") as engine:
+        monkeypatch.setenv("NCCL_HOSTID", "learner")
+        model, _ = load(FOLDER, device="cuda", dtype="float32")
+        engine.publish(0, PublishedWeights(model, seed=0))
+        assert type(engine._transfer).__name__ == "NcclTransfer"
+        assert difference(engine, model) < AGREEMENT
+
+        disturb(model, 0.05)
+        stale = difference(engine, model)
+        engine.publish(1, PublishedWeights(model, seed=0))
+        assert difference(engine, model) < AGREEMENT < stale
+
+        class Unknown(PublishedWeights):
+            def tensors(self, dtype: Any) -> Iterator[tuple[str, Any]]:
+                yield "no.such.weight", torch.ones(8, device="cuda", dtype=dtype)
+
+        with pytest.raises(EngineError):
+            engine.publish(2, Unknown(model, seed=0))
+        disturb(model, 0.05)
+        engine.publish(3, PublishedWeights(model, seed=0))
+        assert difference(engine, model) < AGREEMENT
 
 
 def test_adapters_reach_vllm_unmerged() -> None:

@@ -35,6 +35,17 @@ def test_server_is_started_with_what_training_needs() -> None:
     assert "--enable-sleep-mode" not in found
 
 
+@pytest.mark.parametrize(("cpus", "servers"), [(None, "1"), (2, "1"), (8, "2"), (16, "4"), (128, "4")])
+def test_answers_are_written_by_as_many_processes_as_the_machine_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, cpus: int | None, servers: str
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+
+    assert value_of(words(), "--api-server-count") == servers
+    assert "--api-server-count" not in words(lora_rank=8), "only one of them would load the adapters"
+    assert words(arguments=("--api-server-count", "7"))[-1] == "7"
+
+
 @pytest.mark.parametrize(("rank", "served"), [(1, "1"), (4, "8"), (16, "16"), (200, "256")])
 def test_server_for_adapters_takes_no_full_weights(rank: int, served: str) -> None:
     found = words(lora_rank=rank)
@@ -58,6 +69,29 @@ def test_options_become_arguments_and_the_users_own_come_last() -> None:
     assert found[-1] == "--enforce-eager"
 
 
+@pytest.mark.parametrize(
+    ("options", "backend", "visible", "share"),
+    [
+        ({}, "ipc", None, None),
+        ({"transfer": "nccl"}, "nccl", None, None),
+        ({"gpus": (1,)}, "nccl", "1", None),
+        ({"gpus": (2, 3)}, "nccl", "2,3", "2"),
+        ({"gpus": (1,), "transfer": "folder"}, "ipc", "1", None),
+    ],
+    ids=["the learner's GPU", "nccl", "another GPU", "two others", "files"],
+)
+def test_server_on_other_gpus_takes_weights_by_nccl_and_unpickles_nothing(
+    options: dict[str, Any], backend: str, visible: str | None, share: str | None
+) -> None:
+    command = ServerCommand(model="/models/m", name="policy", port=8000, options=VllmOptions(**options))
+    found, variables = command.words(), command.variables()
+
+    assert value_of(found, "--weight-transfer-config") == f'{{"backend":"{backend}"}}'
+    assert variables.get("CUDA_VISIBLE_DEVICES") == visible
+    assert ("VLLM_ALLOW_INSECURE_SERIALIZATION" in variables) == (backend == "ipc")
+    assert (value_of(found, "--tensor-parallel-size") if "--tensor-parallel-size" in found else None) == share
+
+
 def test_key_is_in_the_environment_and_not_in_the_command() -> None:
     command = ServerCommand(model="/models/m", name="policy", port=1, options=VllmOptions(api_key="secret"))
 
@@ -71,13 +105,29 @@ def test_key_is_in_the_environment_and_not_in_the_command() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"transfer": "pigeon"}, "transfer is 'pigeon'; it must be one of 'auto', 'ipc', 'folder'"),
+        ({"transfer": "pigeon"}, "transfer is 'pigeon'; it must be one of 'auto', 'ipc', 'nccl', 'folder'"),
         ({"gpu_memory_utilization": 40}, "must be above 0 and at most 1"),
         ({"arguments": "--enforce-eager --seed 1"}, r"give one text for each: \['--enforce-eager', '--seed', '1'\]"),
         ({"address": "localhost:8000"}, "'localhost:8000' is not the address of a vLLM"),
         ({"address": "http://h:1", "arguments": ("--seed", "1")}, "give its arguments to `agl vllm`"),
+        ({"gpus": 1}, r"gpus is 1; give a list of the numbers of GPUs, such as \[1\]"),
+        ({"gpus": "1"}, "gpus is '1'; give a list"),
+        ({"gpus": ["cuda:1"]}, "give a list of the numbers"),
+        ({"address": "http://h:1", "gpus": (1,)}, "has its GPUs already.*CUDA_VISIBLE_DEVICES"),
+        ({"transfer": "ipc", "gpus": (1,)}, "transfer='ipc' is for one GPU, and gpus names others"),
     ],
-    ids=["transfer", "memory", "arguments", "address", "arguments of a server that runs"],
+    ids=[
+        "transfer",
+        "memory",
+        "arguments",
+        "address",
+        "arguments of a server that runs",
+        "one GPU",
+        "GPU as a text",
+        "device",
+        "GPUs of a server that runs",
+        "GPUs that share no memory",
+    ],
 )
 def test_options_that_cannot_be_used_are_named(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):

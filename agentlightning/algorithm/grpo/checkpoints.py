@@ -100,8 +100,8 @@ class Checkpoints:
         step: int,
         *,
         model_state: Mapping[str, Tensor],
-        learner_state: Mapping[str, Any],
-        progress: Mapping[str, Any],
+        learner_state: Mapping[str, object],
+        progress: Mapping[str, object],
         is_best: bool = False,
     ) -> Path:
         """Write a checkpoint, and remove those that are not kept; its folder.
@@ -213,8 +213,8 @@ def _write(
     folder: Path,
     step: int,
     model_state: Mapping[str, Tensor],
-    learner_state: Mapping[str, Any],
-    progress: Mapping[str, Any],
+    learner_state: Mapping[str, object],
+    progress: Mapping[str, object],
 ) -> None:
     state: dict[str, Any] = {"format": FORMAT, "step": step, "progress": dict(progress)}
     try:

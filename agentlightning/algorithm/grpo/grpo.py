@@ -171,7 +171,7 @@ class GRPO(Algorithm):
         self.validation_tasks = validation_tasks
         self.validation_failed: FailedReward = validation_failed
         learning = learning or LearnerSettings(seed=seed)
-        learning = learning.planned(steps * learning.epochs * learning.minibatches)
+        learning = learning.planned(max(1, steps) * learning.epochs * learning.minibatches)
         self.learning = learning.for_engine(is_embedded=choice == EmbeddedOptions())
         self.sampling = replace(sampling or SampleSettings.of(learning.preset), temperature=temperature)
         self.dynamic_sampling = learning.preset == "dapo" if dynamic_sampling is None else dynamic_sampling
@@ -230,8 +230,8 @@ class GRPO(Algorithm):
     def _begin(self) -> None:
         """Nothing of an earlier run is left."""
         self.baseline = self.result = None
-        self._validated: list[list[float | None]] = []
-        """The rewards of each validation, by task."""
+        self._validated: list[float | None] = []
+        """The rewards of the latest validation, by task."""
         if self.sentinel is not None:
             self.sentinel.begin()
         self.examples: list[list[FinishedRollout]] = []
@@ -280,6 +280,7 @@ class GRPO(Algorithm):
             self.baseline = self.progress.baseline
             if val_dataset is not None and self.baseline is None:
                 self.baseline = self.progress.baseline = await self.validate(val_dataset)
+                self.progress.baseline_rewards = self._validated
             try:
                 await self._make_steps(curriculum, val_dataset)
             except BaseException:
@@ -482,12 +483,13 @@ class GRPO(Algorithm):
         self.examples.append(finished[:MOST_EXAMPLES])
         self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])
         score = score_of(finished, self.validation_failed)
-        self._validated.append(rewards_of_tasks(finished, self.validation_failed))
+        self._validated = rewards_of_tasks(finished, self.validation_failed)
         await report_metrics(self, self.progress.step, score.metrics())
         return score.reward
 
     def run_summary(self) -> dict[str, Any]:
-        gain = gain_summary(self._validated[0], self._validated[-1]) if len(self._validated) > 1 else {}
+        before = self.progress.baseline_rewards
+        gain = {} if before is None or self.result is None else gain_summary(before, self._validated)
         raised = [] if self.sentinel is None else [asdict(alarm) for alarm in self.sentinel.alarms]
         return {**validation_summary(self.baseline, self.result), **gain, **({"alarms": raised} if raised else {})}
 

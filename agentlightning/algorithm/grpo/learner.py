@@ -10,7 +10,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -211,7 +211,8 @@ class Learner:
         self.model.train_mode(enabled=False)
         with torch.no_grad():
             for pack in self._packs(rows):
-                logprobs = self._logprobs(pack).logprobs
+                with self._rounded():
+                    logprobs = self._logprobs(pack).logprobs
                 yield from zip(pack.rows, torch.split(logprobs.cpu(), pack.counts), strict=True)
 
     @contextmanager
@@ -241,6 +242,13 @@ class Learner:
         # A weight is used once in a pass, so a cache of weights in 16 bits would only take their memory.
         is_short = self.settings.precision == "bf16"
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_short, cache_enabled=False)
+
+    def _rounded(self) -> AbstractContextManager[None]:
+        """In 16 bits, compute with the numbers that the engine got: the nearest ones would not show small steps."""
+        model = self.model
+        if self.settings.precision != "bf16" or not isinstance(model, HfModel) or model.has_adapters:
+            return nullcontext()
+        return model.rounded(torch.bfloat16, f"{self.settings.seed}/{self.version}")
 
     def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
         for pack in packs(rows, self.settings.max_batch_tokens, self.model.device, end_to_end=self.is_packed):
@@ -274,9 +282,10 @@ class Learner:
         coefficient_of = dict(zip(map(id, rows), coefficients, strict=True))
         total = 0.0
         for pack in self._packs(rows):
-            loss = policy_loss(self._tokens(pack, [coefficient_of[id(row)] for row in pack.rows]), settings)
-            total += self._finite(loss.value, "loss")
-            loss.value.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
+            with self._rounded():  # also while layers are computed again for their gradients
+                loss = policy_loss(self._tokens(pack, [coefficient_of[id(row)] for row in pack.rows]), settings)
+                total += self._finite(loss.value, "loss")
+                loss.value.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
             figures.add(pack, loss)
         figures.add_step(total, self._finite(self._clip_gradients(), "gradient"))
         self._optimiser.step(self._learning_rate(self.steps))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentlightning.algorithm.grpo.samples import Batch
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.base import Engine, EngineChoice, EngineRequest, SleepingEngine
-from agentlightning.engine.embedded import EmbeddedOptions
+from agentlightning.engine.embedded import EmbeddedOptions, check_model
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
@@ -86,6 +86,7 @@ class Policy:
     async def start(self) -> None:
         """Load the model, and start its engine: at once if that is ours, which takes seconds, and else before it."""
         if self.is_embedded:
+            check_model(self.source)
             await undisturbed(asyncio.to_thread(self.check_memory, has_engine=True))
             await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self.load))
             return
@@ -96,6 +97,8 @@ class Policy:
 
     async def start_engine(self) -> None:
         """Start the engine alone: the model answers, and cannot learn."""
+        if self.is_embedded:
+            check_model(self.source)
         await undisturbed(asyncio.to_thread(self._start_engine))
 
     def _start_engine(self) -> None:

@@ -31,7 +31,7 @@ RECENT_STEPS: Final = 5
 """Over so many steps the mean reward is taken that a target is compared with."""
 MOST_FAILED: Final = 0.1
 """The largest share of failed rollouts that says nothing about the model."""
-_KEPT: Final = ("step", "rewards", "rollouts", "best", "best_step")
+_KEPT: Final = ("step", "rewards", "rollouts", "best", "best_step", "baseline_rewards")
 """What a checkpoint keeps as it is."""
 
 
@@ -49,7 +49,7 @@ class Curriculum:
 
     def take(self, count: int) -> list[Any]:
         """The next tasks."""
-        taken: list[Any] = []
+        taken: list[object] = []
         while len(taken) < count:
             if self._position == len(self._order):
                 self._passes += 1
@@ -101,6 +101,8 @@ class Progress:
         self.seen_rewards: list[float] = []
         """The lowest and the highest reward of a rollout so far, of training or validation."""
         self.baseline: Estimate | None = None
+        self.baseline_rewards: list[float | None] | None = None
+        """By task; older checkpoints have none."""
         self.best: float | None = None
         self.rollouts = 0
         self.is_whole = True

@@ -19,7 +19,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import accumulate
 from multiprocessing.connection import Listener
@@ -194,6 +194,9 @@ class RankLearner(Learner):
             found = torch.cat([own.get(id(row), torch.zeros(row.n_chosen)).double() for row in rows])
             dist.all_reduce(found)  # sums of one number and zeros
             yield from zip(rows, torch.split(found, [row.n_chosen for row in rows]), strict=True)
+
+    def _rounded(self) -> AbstractContextManager[None]:
+        return nullcontext()  # FSDP rounds the parts it gathers itself, to the nearest
 
     def _logprobs(self, pack: Pack) -> TokenLogprobs:
         compute = super()._logprobs

@@ -39,13 +39,7 @@ _NAME_SEPARATOR: Final = ","
 class TinyChatCodec:
     """Renders and parses the tiny model's chat; it has no state."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] | None = None) -> list[int]:
         parameters = _parameters_by_tool(tools)
         if not all(isinstance(message, dict) for message in messages):
             raise InvalidRequest("A message is not an object.")
@@ -54,9 +48,7 @@ class TinyChatCodec:
             tokens += [TOOLS, *tokenizer.encode(_NAME_SEPARATOR.join(parameters)), END]
         for message in messages:
             tokens += _render_message(message, parameters)
-        if add_generation_prompt:
-            tokens.append(ASSISTANT)
-        return tokens
+        return [*tokens, ASSISTANT]
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolDefinition] | None = None) -> ParsedMessage:
         parser = self.stream(tools)

@@ -47,6 +47,8 @@ class Served:
     max_lora_rank: int | None = None
     takes_weights: bool | None = None
     """Whether it has a `--weight-transfer-config`."""
+    transfer: str | None = None
+    """The backend that it names: ipc or nccl."""
     logprobs_mode: str | None = None
     can_sleep: bool | None = None
     workers: int = 1
@@ -119,13 +121,15 @@ class VllmClient:
             logger.warning("vLLM at %s does not say how it was started; that it fits is taken on trust.", self.root)
             return Served(model, adapters)
         own, lora = config.get("model_config") or {}, config.get("lora_config")
+        transfer = config.get("weight_transfer_config")
         return Served(
             model=model,
             adapters=adapters,
             dtype=str(own["dtype"]).rpartition(".")[2] if own.get("dtype") else None,
             has_lora=lora is not None,
             max_lora_rank=None if lora is None else lora.get("max_lora_rank"),
-            takes_weights=config.get("weight_transfer_config") is not None,
+            takes_weights=transfer is not None,
+            transfer=None if transfer is None else transfer.get("backend"),
             logprobs_mode=own.get("logprobs_mode"),
             can_sleep=own.get("enable_sleep_mode"),
             workers=int(self.get("/get_world_size")["world_size"]),
@@ -147,6 +151,21 @@ class VllmClient:
                 logger.warning("After a failure, calls could not go on: %s", error)
             raise
         self.post("/resume")
+
+    @contextmanager
+    def updating_in_parts(self) -> Iterator[None]:
+        """A block that sends weights through `/update_weights`; if it fails, they are incomplete until the next."""
+        with self.updating():
+            self.post("/start_weight_update", {"is_checkpoint_format": True})
+            try:
+                yield
+            except BaseException:
+                try:  # vLLM ends the update itself if it refused a part, and else waits for more
+                    self.post("/finish_weight_update")
+                except EngineError as error:
+                    logger.debug("An update that failed needed no end: %s", error)
+                raise
+            self.post("/finish_weight_update")
 
     def reset_prefix_cache(self) -> None:
         """Forget keys and values of the old weights, also of calls in flight: those are read again with the new ones.

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from agentlightning.engine.base import EngineRequest
 from agentlightning.engine.child import ChildProgram
 from agentlightning.engine.vllm.client import Served, VllmClient
-from agentlightning.engine.vllm.options import KEY_VARIABLE, LOOPBACK, ServerCommand, VllmOptions
+from agentlightning.engine.vllm.options import KEY_VARIABLE, LOOPBACK, ServerCommand, VllmOptions, check_installed
 from agentlightning.errors import EngineError
 from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.json_values import JsonObject
@@ -196,6 +196,9 @@ class VllmEngine:
             not in (None, _PROCESSED),
             "has --enable-lora, and full weights would end it": rank is None and served.has_lora,
             "has no --weight-transfer-config": rank is None and served.takes_weights is False,
+            f"takes weights by {served.transfer}, not by {self._options.transfer}": rank is None
+            and self._options.transfer in ("ipc", "nccl")
+            and served.transfer not in (None, self._options.transfer),
             "takes no adapters (--enable-lora)": rank is not None and served.has_lora is False,
             f"takes adapters up to rank {served.max_lora_rank}, not {rank}": rank is not None
             and served.max_lora_rank is not None
@@ -211,36 +214,44 @@ class VllmEngine:
         port = urlsplit(self._options.address or "").port
         place = "" if port is None else f" --port {port}"
         sleep = " --sleep" if self._options.sleep else ""
-        command = f"agl vllm {self._request.source} --name {self._request.name}{place}{rank}{sleep}"
+        transfer = " --transfer nccl" if self._options.transfer == "nccl" else ""
+        command = f"agl vllm {self._request.source} --name {self._request.name}{place}{rank}{sleep}{transfer}"
         return EngineError(f"{reason}; start one that training can use with `{command}`.")
 
     def _prepare(self, client: VllmClient) -> None:
-        """Undo what a training that was killed may have left, and get ready for weights."""
+        """Undo what a training that was killed may have left."""
         assert self._served is not None
         if self._options.root is not None:
             if self._served.can_sleep and client.get("/is_sleeping")["is_sleeping"]:
                 client.post("/wake_up")
             if client.get("/is_paused")["is_paused"]:
                 client.post("/resume")
-        if self._request.lora is None:
-            client.post("/init_weight_transfer_engine", {"init_info": {}})
 
     def _new_transfer(self, device: "torch.device") -> "WeightTransfer":
         """The way from the learner's device to the server."""
         import torch
 
-        from agentlightning.engine.vllm.transfer import AdapterTransfer, FolderTransfer, IpcTransfer
+        from agentlightning.engine.vllm.transfer import AdapterTransfer, FolderTransfer, IpcTransfer, NcclTransfer
 
         client, served, way = self._running(), self._served, self._options.transfer
         assert served is not None
         if self._request.lora is not None:
             return AdapterTransfer(client, self._request.name, served.adapters)
-        if way == "ipc" and device.type != "cuda":
-            raise EngineError(f"transfer='ipc' needs a learner on the GPU, and it is on '{device}'; use 'folder'.")
+        is_on_gpu = device.type == "cuda"
+        if way in ("ipc", "nccl") and not is_on_gpu:
+            raise EngineError(f"transfer='{way}' needs a learner on a GPU, and it is on '{device}'; use 'folder'.")
         dtype = getattr(torch, served.dtype or _DEFAULT_DTYPE)
+        if way == "nccl" or (way == "auto" and is_on_gpu and served.transfer == "nccl"):
+            check_installed()  # the learner's side of it is vLLM's too
+            if (device.index or 0) in self._options.gpus:
+                raise EngineError(
+                    f"gpus={list(self._options.gpus)} names the learner's GPU, and NCCL connects different ones; name "
+                    "others, or none to share that one."
+                )
+            return NcclTransfer(client, dtype, device, workers=served.workers)
         is_near = is_loopback(urlsplit(client.root).hostname or "") and served.workers == 1
-        is_first_gpu = device.type == "cuda" and (device.index or 0) == 0
-        if way == "ipc" or (way == "auto" and is_near and is_first_gpu):
+        if way == "ipc" or (way == "auto" and is_near and is_on_gpu and not device.index):
+            client.post("/init_weight_transfer_engine", {"init_info": {}})
             return IpcTransfer(client, dtype)
         logger.info("Weights travel to vLLM as a folder: the learner is on '%s'.", device)
         return FolderTransfer(client, dtype, self._request.source)

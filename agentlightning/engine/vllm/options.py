@@ -7,6 +7,7 @@ vLLM's routes for development, and each of its releases may change them.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import secrets
 import shlex
@@ -24,7 +25,7 @@ from agentlightning.utils.installation import install_command
 if TYPE_CHECKING:
     from agentlightning.engine.base import Engine, EngineRequest
 
-Transfer = Literal["auto", "ipc", "folder"]
+Transfer = Literal["auto", "ipc", "nccl", "folder"]
 LOOPBACK: Final = "127.0.0.1"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
 COMMAND_MODULE: Final = "vllm.entrypoints.cli.main"
@@ -34,6 +35,7 @@ _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ADAPTERS_AT_ONCE: Final = 2
 """Of one policy: the newest, and the one before for calls in flight."""
 _ADAPTERS_LOADED: Final = 4
+_MOST_API_SERVERS: Final = 4
 _OPEN: Final = ("/health", "/ping")
 """Say no more than whether the server lives."""
 _REFUSAL: Final = b'{"error": {"message": "The key is missing or wrong.", "type": "Unauthorized", "code": 401}}'
@@ -55,8 +57,13 @@ class VllmOptions:
     """Give vLLM's memory to the learner while it learns. It costs about half a second a step, and each needs only as
     much of the GPU as it uses alone; with `max_staleness=0` only."""
     transfer: Transfer = "auto"
-    """How full weights travel: "ipc" copies from the learner's GPU memory to vLLM's on the same GPU, "folder" writes
-    files that vLLM reads. "auto" is "ipc" where the learner is on the first GPU and the server on this machine."""
+    """How full weights travel: "ipc" copies from the learner's GPU memory to vLLM's on the same GPU, "nccl" sends them
+    to other GPUs, of this machine or another, "folder" writes files that vLLM reads. "auto" is "nccl" with `gpus` or a
+    server that was started for it, "ipc" where the learner is on the first GPU and the server on this machine, and else
+    "folder"."""
+    gpus: Sequence[int] = ()
+    """Of this machine, by number, for a server that is started: vLLM shares the model among them, and the learner keeps
+    its own. None named is the learner's GPU."""
     arguments: Sequence[str] = ()
     """Further arguments of `vllm serve`."""
 
@@ -72,8 +79,17 @@ class VllmOptions:
             raise ConfigurationError(
                 f"arguments is the text {self.arguments!r}; give one text for each: {shlex.split(self.arguments)!r}."
             )
+        if isinstance(self.gpus, (str, int)) or not all(type(one) is int and one >= 0 for one in self.gpus):
+            raise ConfigurationError(f"gpus is {self.gpus!r}; give a list of the numbers of GPUs, such as [1].")
+        if self.gpus and self.transfer == "ipc":
+            raise ConfigurationError("transfer='ipc' is for one GPU, and gpus names others; leave transfer='auto'.")
         if self.address is None:
             return
+        if self.gpus:
+            raise ConfigurationError(
+                f"The server at '{self.address}' has its GPUs already; choose them where `agl vllm` is started, with "
+                "CUDA_VISIBLE_DEVICES."
+            )
         place = urlsplit(self.address)
         if place.scheme not in ("http", "https") or not place.hostname:
             raise ConfigurationError(
@@ -83,6 +99,11 @@ class VllmOptions:
             raise ConfigurationError(
                 f"The server at '{self.address}' runs already; give its arguments to `agl vllm`, not to VllmOptions."
             )
+
+    @property
+    def backend(self) -> str:
+        """Of vLLM's `--weight-transfer-config`, for a server that is started."""
+        return "nccl" if self.transfer == "nccl" or (self.transfer == "auto" and self.gpus) else "ipc"
 
     @property
     def root(self) -> str | None:
@@ -114,13 +135,14 @@ class ServerCommand:
     max_sequences: int = 64
     lora_rank: int | None = None
     """Of the largest adapters; None serves full weights, and no adapters."""
+    host: str = LOOPBACK
 
     def words(self) -> list[str]:
         """The command; no secret is in it."""
         options = self.options
         words = [sys.executable, "-m", COMMAND_MODULE, "serve"]
         words += [os.path.expanduser(self.model), "--served-model-name", self.name]
-        words += ["--host", LOOPBACK, "--port", str(self.port)]
+        words += ["--host", self.host, "--port", str(self.port)]
         # Those of the sampled distribution; raw ones are wrong at any temperature but 1.
         words += ["--logprobs-mode", "processed_logprobs"]
         # The checkpoint's own top_p and top_k would sample from less than the whole distribution.
@@ -133,9 +155,14 @@ class ServerCommand:
             words += ["--max-model-len", str(options.max_model_length)]
         if options.sleep:
             words += ["--enable-sleep-mode"]
+        if len(options.gpus) > 1:
+            words += ["--tensor-parallel-size", str(len(options.gpus))]
         # Never both: full weights end a server with adapters.
         if self.lora_rank is None:
-            words += ["--weight-transfer-config", '{"backend":"ipc"}']
+            # One process that writes answers with log-probabilities is slower than the GPU that samples them. Adapters
+            # are loaded by one process alone.
+            words += ["--api-server-count", str(max(1, min(_MOST_API_SERVERS, (os.cpu_count() or 1) // 4)))]
+            words += ["--weight-transfer-config", json.dumps({"backend": options.backend}, separators=(",", ":"))]
         else:
             rank = next((one for one in _RANKS if self.lora_rank <= one), None)
             if rank is None:
@@ -146,11 +173,17 @@ class ServerCommand:
 
     def variables(self) -> dict[str, str]:
         """What its environment has besides, apart from the key."""
-        return {
-            "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, sleep and take new weights
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        special = {}
+        if self.lora_rank is not None:
+            special["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        elif self.options.backend == "ipc":
             # Handles of GPU memory come pickled. KeyMiddleware admits nobody else to that route, on loopback alone.
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+            special["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        if self.options.gpus:
+            special["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.options.gpus))
+        return {
+            **special,
+            "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, sleep and take new weights
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # one stream, so that lines stay in their order

@@ -1,4 +1,4 @@
-"""How weights reach a vLLM: through GPU memory that both processes map, as a folder of files, or as adapters.
+"""How weights reach a vLLM: through GPU memory that both processes map, by NCCL, as a folder of files, or as adapters.
 
 CUDA IPC needs one buffer on the learner's GPU, which is filled, read by vLLM and filled again until all weights have
 passed. It lives as long as the training, so that vLLM opens it once. `/update_weights` returns when vLLM has read all
@@ -8,15 +8,18 @@ of it.
 import base64
 import importlib
 import json
-import logging
 import os
 import pickle
 import re
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import as_completed
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -24,12 +27,12 @@ from torch import Tensor
 from agentlightning.engine.vllm.client import VllmClient
 from agentlightning.engine.weights import PublishedWeights, write_weights
 from agentlightning.errors import EngineError
+from agentlightning.utils.daemon_threads import in_background
 from agentlightning.utils.json_values import JsonObject
-
-logger = logging.getLogger(__name__)
 
 BUFFER_BYTES: Final = 512 * 1024**2
 """Of GPU memory; a larger weight gets a larger buffer."""
+CONNECT_SECONDS: Final = 10.0
 _MEMORY: Final = Path("/dev/shm")
 _WEIGHTS_FILE: Final = "model.safetensors"
 _SMALL_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -84,19 +87,10 @@ class IpcTransfer:
         self.send(weights.tensors(self._dtype))
 
     def send(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send all weights; where vLLM refuses some, its weights are incomplete until the next update."""
-        with self._client.updating():
-            self._client.post("/start_weight_update", {"is_checkpoint_format": True})
-            try:
-                for update in self.updates(tensors):
-                    self._client.post("/update_weights", {"update_info": update})
-            except BaseException:
-                try:  # vLLM ends the update itself if it refused a part, and else waits for more
-                    self._client.post("/finish_weight_update")
-                except EngineError as error:
-                    logger.debug("An update that failed needed no end: %s", error)
-                raise
-            self._client.post("/finish_weight_update")
+        """Send all weights."""
+        with self._client.updating_in_parts():
+            for update in self.updates(tensors):
+                self._client.post("/update_weights", {"update_info": update})
 
     def updates(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[JsonObject]:
         """What `/update_weights` takes, part by part; each must have been read before the next is asked for."""
@@ -130,13 +124,19 @@ class IpcTransfer:
         if part[0][1].is_cuda:
             torch.cuda.current_stream(part[0][1].device).synchronize()  # vLLM reads from another process
         return {
-            "names": [name for name, _ in part],
-            "dtype_names": [str(tensor.dtype).rpartition(".")[2] for _, tensor in part],
-            "shapes": [list(tensor.shape) for _, tensor in part],
+            **_described(part),
             "tensor_sizes": [tensor.nbytes for _, tensor in part],
             "packed": True,
             "ipc_handles_pickled": self._handle,
         }
+
+
+def _described(part: Sequence[tuple[str, Tensor]]) -> JsonObject:
+    return {
+        "names": [name for name, _ in part],
+        "dtype_names": [str(tensor.dtype).rpartition(".")[2] for _, tensor in part],
+        "shapes": [list(tensor.shape) for _, tensor in part],
+    }
 
 
 def _cuda_handle(tensor: Tensor) -> tuple[Any, ...]:
@@ -145,8 +145,121 @@ def _cuda_handle(tensor: Tensor) -> tuple[Any, ...]:
     return arguments
 
 
+class Group(Protocol):
+    """Processes that NCCL connects, of which the learner is the first; vLLM's `PyNcclCommunicator` is one."""
+
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        """Queue a tensor for all others, on the GPU's current stream."""
+        ...
+
+    def destroy(self) -> None:
+        """Give up what is queued."""
+        ...
+
+
+class NcclTransfer:
+    """Through NCCL, to the GPUs of vLLM's workers, which may be in another machine.
+
+    Each part is announced to the server by HTTP, in a thread of its own, while its tensors are sent. The group is
+    formed with the first update, and again after one that failed.
+    """
+
+    def __init__(
+        self,
+        client: VllmClient,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        workers: int,
+        connect: Callable[[JsonObject], Group] | None = None,
+        part_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            device: Of the learner.
+            workers: Processes of the server.
+            connect: Forms the group, and returns when all are in it; vLLM's way by default.
+        """
+        self._client = client
+        self._dtype = dtype
+        self._device = device
+        self._workers = workers
+        self._connect = connect or _nccl_group
+        self._part_bytes = part_bytes
+        self._group: Group | None = None
+
+    def publish(self, version: int, weights: PublishedWeights) -> None:
+        group = self._group = self._group or self._form_group()
+        try:
+            with self._client.updating_in_parts(), self._on_device():
+                part: list[tuple[str, Tensor]] = []
+                for name, tensor in weights.tensors(self._dtype):
+                    part.append((name, tensor.contiguous()))
+                    if sum(one.nbytes for _, one in part) >= self._part_bytes:
+                        self._send(group, part)
+                        part = []
+                if part:
+                    self._send(group, part)
+        except BaseException:
+            self.close()  # what is queued waits for a server that may never read it
+            raise
+
+    def undo(self) -> None:
+        pass
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.destroy()
+
+    def _send(self, group: Group, part: Sequence[tuple[str, Tensor]]) -> None:
+        content = {"update_info": _described(part)}
+        answer = in_background("agl-vllm-update", lambda: self._client.post("/update_weights", content))
+        for _, tensor in part:
+            group.broadcast(tensor, src=0)
+        answer.result()
+
+    def _form_group(self) -> Group:
+        place = urlsplit(self._client.root)
+        port = place.port or (443 if place.scheme == "https" else 80)
+        with socket.create_connection((place.hostname, port), CONNECT_SECONDS) as connection:
+            address = connection.getsockname()[0]
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
+            free.bind((address, 0))
+            meeting = {"master_address": address, "master_port": free.getsockname()[1]}
+        info: JsonObject = {**meeting, "rank_offset": 1, "world_size": self._workers + 1}
+
+        def connect() -> Group:
+            try:
+                with self._on_device():
+                    return self._connect(info)
+            except (ImportError, OSError, RuntimeError, ValueError) as error:
+                raise EngineError(
+                    f"NCCL does not connect the learner with vLLM at {self._client.root}: {error}"
+                ) from error
+
+        # Each waits for the other, so that a failure of one is seen while the other still waits.
+        answer = in_background(
+            "agl-vllm-joins", lambda: self._client.post("/init_weight_transfer_engine", {"init_info": info})
+        )
+        group = in_background("agl-vllm-group", connect)
+        for done in as_completed([answer, group]):
+            done.result()
+        return group.result()
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
+
+def _nccl_group(info: JsonObject) -> Group:
+    engine: Any = importlib.import_module("vllm.distributed.weight_transfer.nccl_engine").NCCLWeightTransferEngine
+    group: Group = engine.trainer_init(info)
+    return group
+
+
 class FolderTransfer:
-    """As a folder that vLLM reads, in memory where there is room: for a learner on the CPU, or on another GPU."""
+    """As a folder that vLLM reads, in memory where there is room: for a learner on the CPU."""
 
     def __init__(self, client: VllmClient, dtype: torch.dtype, source: str) -> None:
         """Prepare.

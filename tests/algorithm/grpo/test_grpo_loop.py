@@ -248,6 +248,21 @@ def test_run_that_goes_on_reaches_the_same_weights(engine: SharedEngine, tmp_pat
     assert engine.published == [2, 3, 4]
 
 
+def test_run_that_goes_on_compares_with_the_base_of_the_first(engine: SharedEngine, tmp_path: Path) -> None:
+    is_first = True
+
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        return float(not is_first) if rollout.mode == "val" else every_second(agent, task, rollout, said)
+
+    trainer(grpo(steps=1, checkpoints=tmp_path)).fit(Asking(judge), TASKS, TASKS[:2])
+    is_first = False
+    resumed = grpo(steps=3, validate_every=1, checkpoints=tmp_path, resume=True)
+    trainer(resumed).fit(Asking(judge), TASKS, TASKS[:2])
+
+    gain = resumed.run_summary()["gain"]
+    assert (gain["mean"], gain["n"]) == (1.0, 2)
+
+
 @pytest.mark.parametrize("moment", ["rollouts", "learning"])
 def test_run_that_is_stopped_leaves_a_checkpoint_of_whole_steps(
     engine: SharedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -437,7 +452,7 @@ def test_engine_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 def test_model_that_cannot_be_loaded_leaves_nothing_running() -> None:
-    with pytest.raises(EngineError, match="no-such-model"):
+    with pytest.raises(EngineError, match=r"^There is no model 'no-such-model'"):
         fit(GRPO({"good": "tiny", "bad": "no-such-model"}, group_size=2))
 
 
@@ -449,7 +464,7 @@ def test_model_that_cannot_be_loaded_leaves_nothing_running() -> None:
     [
         ({"group_size": 1}, "at least 2"),
         ({"tasks_per_step": 0}, "tasks_per_step is 0"),
-        ({"steps": 0}, "steps is 0"),
+        ({"steps": 0}, "^steps is 0"),
         ({"save_every": 0}, "save_every is 0"),
         ({"max_staleness": -1}, "max_staleness is -1"),
         ({"temperature": -0.5}, "temperature is -0.5"),

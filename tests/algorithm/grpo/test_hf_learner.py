@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
+from tests.optional import optional
+
 torch = pytest.importorskip("torch", reason="the learner needs torch")
-transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
+from agentlightning.algorithm.grpo.packing import Row  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import ConfigurationError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -180,6 +184,35 @@ def test_on_a_gpu_packed_rows_are_near_padded_ones(lora: LoraOptions | None) -> 
 
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
     assert norms[1] == pytest.approx(norms[0], rel=0.1)
+
+
+def logprobs_of(learner: Learner) -> Any:
+    rows = [Row.of(sample, learner.model) for sample in SAMPLES]
+    return torch.cat([logprobs for _, logprobs in learner._evaluated(rows)])
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "plain"])
+def test_learner_in_16_bits_computes_with_the_numbers_that_the_engine_got(tied: bool, checkpointing: bool) -> None:
+    settings = LearnerSettings(minibatches=1, precision="bf16", gradient_checkpointing=checkpointing, seed=5)
+    networks = [a_model(tie_word_embeddings=tied)._plain.bfloat16().float() for _ in range(2)]
+    exact, published = (HfModel(network, name="llama", end_ids=frozenset([0])) for network in networks)
+    standing = logprobs_of(Learner(exact, settings))
+    with torch.no_grad():
+        for weight in exact.trainable().values():
+            weight.add_(torch.randn_like(weight) * weight.abs() * 2e-3)  # less than half a step of 16 bits
+    before = {name: weight.clone() for name, weight in exact.weights()}
+    published.load_state(dict(PublishedWeights(exact, seed=5, version=7).tensors(torch.bfloat16)))
+    moved, served = Learner(exact, settings), Learner(published, settings)
+    moved.version = served.version = 7
+
+    found = logprobs_of(moved)
+
+    assert torch.equal(found, logprobs_of(served))
+    assert not torch.allclose(found, standing, atol=1e-3), "rounded to the nearest, the weights would stand still"
+    assert all(torch.equal(weight, before[name]) for name, weight in exact.weights())
+    norms = [learner.update(SAMPLES)["learner/grad_norm"] for learner in (moved, served)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
 def test_16_bits_pack_rows_too() -> None:

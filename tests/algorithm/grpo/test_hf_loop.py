@@ -9,8 +9,10 @@ from typing import Any
 import openai
 import pytest
 
+from tests.optional import optional
+
 torch = pytest.importorskip("torch", reason="GRPO needs torch")
-transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 import agentlightning as agl  # noqa: E402 # after the checks
 from agentlightning.algorithm.grpo import GRPO, Checkpoints, Learner, LearnerSettings, SampleSettings  # noqa: E402

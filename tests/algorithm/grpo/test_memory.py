@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.optional import optional
+
 torch = pytest.importorskip("torch", reason="the learner needs torch")
-transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.memory import check_memory, memory_need  # noqa: E402

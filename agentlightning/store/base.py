@@ -80,7 +80,7 @@ class LightningStore:
         """Run the operation of that name."""
         if name not in operations_of(LightningStore):
             raise InvalidQuery(f"There is no store operation '{name}'.")
-        run: Callable[..., Awaitable[Any]] = getattr(self, name)
+        run: Callable[..., Awaitable[object]] = getattr(self, name)
         return await run(**arguments)
 
     async def close(self) -> None:
@@ -96,8 +96,8 @@ class LightningStore:
         resources_id: str | None = None,
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
-        *,
         worker_id: str | None = None,
+        *,
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> AttemptedRollout:
@@ -231,7 +231,7 @@ class LightningStore:
 
     @operation("POST", "/rollouts/{rollout_id}/attempts", who="runner", ids="attempt_id", status=201)
     async def start_attempt(
-        self, rollout_id: str, *, worker_id: str | None = None, attempt_id: str | None = None
+        self, rollout_id: str, worker_id: str | None = None, *, attempt_id: str | None = None
     ) -> AttemptedRollout:
         """Begin another attempt, whatever `max_attempts` says, unless there is one of this id; returns it."""
 

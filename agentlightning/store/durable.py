@@ -107,7 +107,7 @@ class DurableStore(LocalStore, Generic[WorkingT]):
         self._left_behind: list[WorkingT] = []  # a parent process's, which this one must not touch
         self._is_closed = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return partial(type(self), self._given, **self._options), ()
 
     @property

@@ -30,7 +30,7 @@ from agentlightning.store.claims import GRANT_SECONDS, Claim, ResourcesVersion, 
 from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.store.rollout_index import ROLLOUT_FIELDS, index_value
+from agentlightning.store.rollout_index import ROLLOUT_FIELDS, index_reader
 from agentlightning.store.selection import PAGING, Selection, choose
 from agentlightning.store.wrapper import StoreWrapper
 from agentlightning.types import (
@@ -177,7 +177,9 @@ class ForeignStore(StoreWrapper):
         given = {name: value for name, value in given.items() if name not in op.ids or self.can(op.name, name)}
         if key is None or self._recognises_repeats(op):
             return await self._act(op, given)
-        self._forget_old_calls()
+        calls, oldest = self._calls, self._clock() - GRANT_SECONDS
+        while calls and (len(calls) > MOST_CALLS or next(iter(calls.values())).time < oldest):
+            calls.popitem(last=False)
         if key not in self._calls:
             self._calls[key] = _Call(self._clock(), asyncio.create_task(self._act_once(key, op, given)))
         call = self._calls[key]
@@ -199,12 +201,7 @@ class ForeignStore(StoreWrapper):
             if result is None or result == []:
                 self._calls.pop(key, None)
 
-    def _forget_old_calls(self) -> None:
-        calls, oldest = self._calls, self._clock() - GRANT_SECONDS
-        while calls and (len(calls) > MOST_CALLS or next(iter(calls.values())).time < oldest):
-            calls.popitem(last=False)
-
-    async def _act(self, op: Operation, given: dict[str, Any]) -> Any:
+    async def _act(self, op: Operation, given: dict[str, Any]) -> object:
         if op.name == "add_span":
             return await self._add_span(given["span"])
         if op.name in _COMPOSED and not self.can(op.name, *given):
@@ -232,7 +229,8 @@ class ForeignStore(StoreWrapper):
         positional: list[object] = []
         for parameter in operations_of(LightningStore)[name].signature.parameters.values():
             is_unknown = known is not None and parameter.name not in known
-            if is_unknown or parameter.kind is parameter.KEYWORD_ONLY or name in _BY_KEYWORD:
+            is_keyword = parameter.kind is parameter.KEYWORD_ONLY or parameter.name == "worker_id"  # which 0.2 lacks
+            if is_unknown or is_keyword or name in _BY_KEYWORD:
                 break
             positional.append(named.pop(parameter.name, parameter.default))
         is_waiting = name == "wait_for_rollouts" or named.get("wait") is not None
@@ -259,7 +257,7 @@ class ForeignStore(StoreWrapper):
         paging = {p.name: p.default for p in op.signature.parameters.values() if p.name in PAGING}
         asked = {_OLDER_NAMES.get(name, name): value for name, value in given.items()}
         if op.name == "query_rollouts":
-            return choose(found, Selection.of({**paging, **asked}, ROLLOUT_FIELDS), _field_of)
+            return choose(found, Selection.of({**paging, **asked}, ROLLOUT_FIELDS), _reader)
         return choose(found, Selection.of({**paging, **asked}, _RECORDS[op.name].model_fields))
 
     async def add_otel_span(
@@ -269,11 +267,15 @@ class ForeignStore(StoreWrapper):
             return await super().add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
 
-def _field_of(rollout: Rollout, field: str) -> object:
-    return index_value(rollout, rollout.attempt if isinstance(rollout, AttemptedRollout) else None, field)
+def _reader(field: str) -> Callable[[Rollout], object]:
+    return index_reader(
+        field,
+        lambda rollout: rollout,
+        lambda rollout: rollout.attempt if isinstance(rollout, AttemptedRollout) else None,
+    )
 
 
-def _identity(op: Operation, given: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _identity(op: Operation, given: Mapping[str, Any]) -> tuple[object, ...] | None:
     """What a copy of a call is recognised by; None if its caller has made no ids."""
     ids = [given.get(name) for name in op.ids]
     if op.many == "rollouts":

@@ -122,7 +122,7 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
         call, wait = Call(op.name, behaviour, args, kwargs, op.watchdog), kwargs.get("wait")
         return await (self._claim(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
 
-    async def write(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
+    async def write(self: "LocalStore", *args: object, **kwargs: object) -> Any:
         return await self._write(Call(op.name, behaviour, args, kwargs, op.watchdog))
 
     async def read(self: "LocalStore", *args: object, **kwargs: object) -> object:

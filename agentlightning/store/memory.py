@@ -7,12 +7,13 @@ never dropped; a warning tells when they alone outgrow the threshold.
 
 import heapq
 import logging
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -24,7 +25,7 @@ from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
 from agentlightning.store.local import Call, Clock, LocalStore, execute
 from agentlightning.store.notices import NoticeBoard, NoticeFields
-from agentlightning.store.rollout_index import index_value
+from agentlightning.store.rollout_index import Columns, index_reader
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import OpenSpans, SelectedT
 from agentlightning.store.values import check_size, weigh_rollout, weigh_span
@@ -121,6 +122,11 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         self.due_heap: list[tuple[float, str]] = []
         """Moments by rollout, the earliest first; may hold some that no longer count. Empty if nothing is scheduled."""
         self._metrics: dict[str, dict[int, list[MetricPoint]]] = {}
+        self._columns = Columns(_reader)
+
+    def take_back(self) -> None:
+        super().take_back()
+        self._columns.forget()
 
     # ------------------------------------------------------------------ records
 
@@ -133,6 +139,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
             return entry
         before, entry.rollout = entry.rollout, rollout
         self._undo.append((setattr, (entry, "rollout", before)))
+        self._columns.note(entry.number)
         if (
             rollout.input is not before.input
             or rollout.metadata is not before.metadata
@@ -154,8 +161,13 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         if open_spans and attempt.status not in WORKING_STATUSES and attempt.rollout_id in open_spans:
             self._undo.append((open_spans.__setitem__, (attempt.rollout_id, open_spans.pop(attempt.rollout_id))))
         super()._put_attempt(entry, attempt)
+        self._columns.note(entry.number)
 
-    def _put_record(self, record: Any) -> None:
+    def remove_latest_attempt(self, rollout_id: str) -> None:
+        super().remove_latest_attempt(rollout_id)
+        self._columns.note(self.entries[rollout_id].number)
+
+    def _put_record(self, record: object) -> None:
         super()._put_record(record)
         if type(record) is Grant:
             grants = self._records[Grant]
@@ -172,9 +184,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
     ) -> PaginatedResult[SelectedT]:
         records: Iterable[Any]
         if kind is Rollout:
-            page = choose(self._candidates(selection), selection, _field_of)
-            rollouts: Any = [entry.rollout for entry in page.items]
-            return selection.page(rollouts, page.total)
+            return cast("PaginatedResult[SelectedT]", self._select_rollouts(selection))
         if kind is Span:
             records = self._spans_of(of)
         elif kind is MetricPoint:
@@ -185,14 +195,22 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
             records = self._records[kind].values()
         return choose(records, selection)
 
-    def _candidates(self, selection: Selection) -> Iterable[MemoryEntry]:
-        """The rollouts a selection may match: those of the ids it names, if it names any."""
-        if selection.filter_logic == "and":
-            for condition in selection.conditions:
-                if condition.field == "rollout_id" and condition.kind == "within":
-                    named = [self.entries[key] for key in condition.value if key in self.entries]
-                    return sorted(named, key=lambda entry: entry.number)
-        return self.entries.values()
+    def _select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
+        for condition in selection.conditions if selection.filter_logic == "and" else ():
+            if condition.field == "rollout_id" and condition.kind == "within":  # no others can match
+                named = [self.entries[key] for key in condition.value if key in self.entries]
+                few = choose(sorted(named, key=lambda entry: entry.number), selection, _reader)
+                return selection.page([entry.rollout for entry in few.items], few.total)
+        entries = list(self.entries.values())
+
+        def reader(field: str) -> Callable[[int], Any]:
+            if field == "input":  # its texts would take too much room
+                read = _reader(field)
+                return lambda number: read(entries[number])
+            return self._columns.values(field, entries).__getitem__
+
+        page = choose(range(len(entries)), selection, reader)
+        return selection.page([entries[number].rollout for number in page.items], page.total)
 
     # ------------------------------------------------------------------ spans
 
@@ -315,8 +333,8 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         }
 
 
-def _field_of(entry: MemoryEntry, field: str) -> Any:
-    return index_value(entry.rollout, entry.attempts[-1] if entry.attempts else None, field)
+def _reader(field: str) -> Callable[[MemoryEntry], Any]:
+    return index_reader(field, operator.attrgetter("rollout"), operator.attrgetter("latest"))
 
 
 # ---------------------------------------------------------------------- the store

@@ -167,7 +167,7 @@ class Operation:
         return _numbered(given, brief)
 
 
-def _numbered(span: Any, kept: "int | bool") -> Any:
+def _numbered(span: Any, kept: "int | bool") -> object:
     """A span with the number under which it was kept; None if it was not."""
     if not kept:
         return None

@@ -1,19 +1,25 @@
 """What rollouts are filtered and sorted by besides their own fields: run, step, group, agent, error, and their task.
 
 The first four stand in what an algorithm sends with a rollout, its metadata and its task; the error is noted on its
-latest attempt. SQL keeps them in a table of their own, memory reads them where they are.
+latest attempt. SQL keeps them in a table of their own, memory in lists that queries make.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
 from agentlightning.types import Attempt, Rollout
 from agentlightning.types.core import TASK_ROW
 
+RecordT = TypeVar("RecordT")
 ENDED_BADLY: Final = ("failed", "timeout", "unresponsive")
 """Statuses of an attempt that are errors themselves."""
+
+MOST_CHANGES: Final = 100_000
+"""That are noted between two queries; after more, reading all records is not dearer."""
 
 
 def failure_text(attempt: Attempt | None) -> str | None:
@@ -49,16 +55,15 @@ def _error_of(attempt: Attempt | None) -> str | None:
     return attempt.status if noted is None and attempt is not None and attempt.status in ENDED_BADLY else noted
 
 
-_READERS: Final[Mapping[str, Callable[[Rollout, Attempt | None], Any]]] = {
-    "reward": lambda rollout, _: rollout.reward,
-    "run_id": lambda rollout, _: _text_in_metadata("run_id", rollout),
-    "step": lambda rollout, _: _step_of(rollout),
-    "group_id": lambda rollout, _: _text_in_metadata("group", rollout),
-    "agent": lambda rollout, _: _agent_of(rollout),
-    "error": lambda _, attempt: _error_of(attempt),
-    "input": lambda rollout, _: orjson.dumps(rollout.input, default=str, option=orjson.OPT_NON_STR_KEYS).decode(),
+_READERS: Final[Mapping[str, Callable[[Rollout], Any]]] = {
+    "reward": operator.attrgetter("reward"),
+    "run_id": functools.partial(_text_in_metadata, "run_id"),
+    "step": _step_of,
+    "group_id": functools.partial(_text_in_metadata, "group"),
+    "agent": _agent_of,
+    "input": lambda rollout: orjson.dumps(rollout.input, default=str, option=orjson.OPT_NON_STR_KEYS).decode(),
 }
-INDEX_COLUMNS: Final = tuple(name for name in _READERS if name != "input")
+INDEX_COLUMNS: Final = ("reward", "run_id", "step", "group_id", "agent", "error")
 ROLLOUT_FIELDS: Final = (frozenset(Rollout.model_fields) - {"config", "metadata", "output"}) | set(INDEX_COLUMNS)
 """Fields a query may filter and sort by; `input` only as a text that contains another."""
 
@@ -69,13 +74,57 @@ def index_values(rollout: Rollout, attempt: Attempt | None) -> list[Any]:
     Args:
         attempt: Its latest.
     """
-    return [_READERS[name](rollout, attempt) for name in INDEX_COLUMNS]
+    return [_error_of(attempt) if name == "error" else _READERS[name](rollout) for name in INDEX_COLUMNS]
 
 
-def index_value(rollout: Rollout, attempt: Attempt | None, field: str) -> Any:
-    """One field that a query names, of the rollout itself or of its index."""
-    reader = _READERS.get(field)
-    return getattr(rollout, field) if reader is None else reader(rollout, attempt)
+def index_reader(
+    field: str, rollout_of: Callable[[RecordT], Rollout], attempt_of: Callable[[RecordT], Attempt | None]
+) -> Callable[[RecordT], Any]:
+    """Makes what reads a field that a query names, of the rollout itself or of its index.
+
+    Args:
+        rollout_of: The rollout of a record.
+        attempt_of: Its latest attempt.
+    """
+    if field == "error":
+        return lambda record: _error_of(attempt_of(record))
+    read = _READERS.get(field) or operator.attrgetter(field)
+    return lambda record: read(rollout_of(record))
+
+
+class Columns(Generic[RecordT]):
+    """Fields of numbered records, a list for each, so that a query need not read every record.
+
+    A list is made when a query first names its field, and brought up to date by the next one that does.
+    """
+
+    def __init__(self, reader: Callable[[str], Callable[[RecordT], Any]]) -> None:
+        self._reader = reader
+        self._columns: dict[str, tuple[list[Any], int]] = {}
+        """With how many of the changes each has seen."""
+        self._changes: list[int] = []
+
+    def note(self, number: int) -> None:
+        """A record has changed."""
+        if self._columns:
+            self._changes.append(number)
+            if len(self._changes) > MOST_CHANGES:
+                self.forget()
+
+    def forget(self) -> None:
+        self._columns.clear()
+        self._changes.clear()
+
+    def values(self, field: str, records: Sequence[RecordT]) -> list[Any]:
+        """The field of all records, by their numbers."""
+        read = self._reader(field)
+        column, seen = self._columns.get(field, ([], 0))
+        for number in set(self._changes[seen:]):
+            if number < len(column):
+                column[number] = read(records[number])
+        column.extend(map(read, records[len(column) :]))
+        self._columns[field] = column, len(self._changes)
+        return column
 
 
 def searched_text(text: str) -> str:

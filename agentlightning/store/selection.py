@@ -6,6 +6,7 @@ index of its own translates the same value instead and must give the same answer
 
 import heapq
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -49,15 +50,21 @@ class Condition:
                 return cls(name.removesuffix(f"_{kind}"), kind, float(value))
         return cls(name, "exact", value)
 
-    def holds(self, actual: object) -> bool:
-        """Whether a value of the field is what is demanded; one that is missing is neither small nor large."""
-        if self.kind == "exact":
-            return bool(actual == self.value)
+    def test(self) -> Callable[[Any], bool]:
+        """Says of a value of the field whether it is what is demanded; a missing one is neither small nor large.
+
+        A query calls it once for each record, so it decides nothing that it need not.
+        """
+        wanted = self.value
         if self.kind == "within":
-            return actual in self.value
+            return frozenset(wanted).__contains__
         if self.kind == "contains":
-            return isinstance(actual, str) and self.value in actual
-        return actual is not None and bool(actual >= self.value if self.kind == "min" else actual <= self.value)
+            return lambda actual: isinstance(actual, str) and wanted in actual
+        if self.kind == "min":
+            return lambda actual: actual is not None and actual >= wanted
+        if self.kind == "max":
+            return lambda actual: actual is not None and actual <= wanted
+        return lambda actual: bool(actual == wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +105,30 @@ class Selection:
 
 
 def choose(
-    records: Iterable[RecordT], selection: Selection, read: Callable[[RecordT, str], object] = getattr
+    records: Iterable[RecordT],
+    selection: Selection,
+    reader: Callable[[str], Callable[[RecordT], Any]] = operator.attrgetter,
 ) -> PaginatedResult[RecordT]:
     """The records a selection asks for; without a sort key they keep their order.
 
     Args:
-        read: A field of a record.
+        reader: Makes what reads a field of a record.
     """
     chosen = list(records)
-    conditions, name = selection.conditions, selection.sort_by
+    name = selection.sort_by
+    tests = [(one.test(), reader(one.field)) for one in selection.conditions]
     if selection.filter_logic == "and":
-        for condition in conditions:
-            chosen = [record for record in chosen if condition.holds(read(record, condition.field))]
-    elif conditions:
-        chosen = [record for record in chosen if any(one.holds(read(record, one.field)) for one in conditions)]
-    if name is not None:  # missing values first
-        values = [read(record, name) for record in chosen]
-        keys: list[Any] = [(value is not None, value) for value in values] if None in values else values
+        for holds, read in tests:
+            chosen = [record for record in chosen if holds(read(record))]
+    elif tests:
+        chosen = [record for record in chosen if any(holds(read(record)) for holds, read in tests)]
+    if name is not None:
+        values = list(map(reader(name), chosen))
+        keys: list[Any] = values
+        if None in values and name.endswith("_time"):  # what has not happened yet comes after what has
+            keys = [math.inf if value is None else value for value in values]
+        elif None in values:  # other values that are missing come first
+            keys = [(value is not None, value) for value in values]
         order = range(len(keys))
         end = selection.offset + selection.limit
         if selection.limit >= 0 and end * FEW < len(keys):  # of many, the first few

@@ -53,7 +53,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     """A working set on a database."""
 
     orders: ClassVar[Mapping[str, str]]
-    """How to sort `asc` and `desc`, with what is missing before everything else."""
+    """How to sort `asc` and `desc`, with what is missing before everything else; of times, after it."""
     span_counts: ClassVar[str]
     """The number of all spans and their bytes, as two columns."""
 
@@ -80,7 +80,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     # ------------------------------------------------------------------ what a dialect gives
 
     @abstractmethod
-    def select_stored(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+    def select_stored(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Rows as they are in the database; for what is known not to be held back."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     def _delete_attempt(self, rollout_number: int, sequence_id: int) -> None: ...
 
     @abstractmethod
-    def _within(self, column: str, values: Collection[Any], parameters: list[Any]) -> str:
+    def _within(self, column: str, values: Collection[object], parameters: list[object]) -> str:
         """That a column has one of these values, which are appended to the parameters."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         """The id itself; one that no row has, where a column of texts cannot hold it."""
 
     @abstractmethod
-    def _term(self, condition: Condition, parameters: list[Any]) -> str:
+    def _term(self, condition: Condition, parameters: list[object]) -> str:
         """A condition, whose parameters are appended; its field is known to exist, so it is safe to write out."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
 
     # ------------------------------------------------------------------ rows held back
 
-    def _hold(self, table: str, key: Any, row: Any) -> None:
+    def _hold(self, table: str, key: object, row: object) -> None:
         self._set(self._held[table], key, row)
         self._is_holding = True
 
@@ -150,7 +150,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             self.entries.clear()
             self._absent.clear()
 
-    def select_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+    def select_rows(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Rows as the transaction sees them, its own writes included."""
         self.flush()
         return self.select_stored(sql, parameters)
@@ -169,7 +169,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         found = self._read_entries("rollout_id", rollout_ids)
         self._absent.update(set(rollout_ids).difference([entry.rollout.rollout_id for entry in found]))
 
-    def _read_entries(self, key: str, values: Collection[Any]) -> list[SqlEntry]:
+    def _read_entries(self, key: str, values: Collection[object]) -> list[SqlEntry]:
         """Read rollouts with their attempts, in the order of their numbers."""
         self._make_room()
         parameters: list[Any] = []
@@ -225,7 +225,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         values = [_storable(value) for value in index_values(entry.rollout, attempt)]
         self._hold("rollout_index", entry.number, (entry.number, *values))
 
-    def _put_input(self, entry: SqlEntry, value: Any) -> None:
+    def _put_input(self, entry: SqlEntry, value: object) -> None:
         body = as_json(value, "input")
         self._hold("inputs", entry.number, (entry.number, body))
         entry.rollout = replaced(entry.rollout, input=orjson.loads(body))
@@ -330,7 +330,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         self._records[kind].update(dict.fromkeys(keys))
         self._records[kind].update((row[0], RECORD_TABLES[kind].record_of(row)) for row in rows)
 
-    def _put_record(self, record: Any) -> None:
+    def _put_record(self, record: object) -> None:
         if isinstance(record, OpenSpans):
             number = self.known(record.rollout_id).number
             body = orjson.dumps([orjson.Fragment(span_as_json(span)) for span in record.spans])
@@ -380,7 +380,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         return selection.page([Span.model_validate_json(body) for (body,) in rows], total)
 
     def _select_page(
-        self, columns: str, table: str, selection: Selection, must: str = "", *must_parameters: Any
+        self, columns: str, table: str, selection: Selection, must: str = "", *must_parameters: object
     ) -> tuple[list[Row], int]:
         """The rows of a page, and how many there are on all pages; those that sort alike come in their order."""
         parameters: list[Any] = [*must_parameters]
@@ -392,6 +392,8 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         order = self.orders[selection.sort_order]
         if selection.sort_by == "start_time":
             order = selection.sort_order  # it is never missing, and its index is not in the order of one that may be
+        elif (selection.sort_by or "").endswith("_time"):  # what has not happened yet comes after what has
+            order = "ASC NULLS LAST" if selection.sort_order == "asc" else "DESC NULLS FIRST"
         first = "" if selection.sort_by is None else f"{selection.sort_by} {order}, "
         page = (selection.limit if selection.limit >= 0 else _ALL, selection.offset)
         sql = f"SELECT {columns} FROM {source} ORDER BY {first}number LIMIT ? OFFSET ?"
@@ -422,7 +424,7 @@ def _tables_of(selection: Selection) -> str:
     return f"rollouts{index}{inputs}"
 
 
-def _storable(value: Any) -> Any:
+def _storable(value: object) -> Any:
     """A text that every database keeps: neither NUL nor half a character."""
     return value.replace("\0", "").encode(errors="replace").decode() if isinstance(value, str) else value
 

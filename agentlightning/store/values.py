@@ -71,7 +71,7 @@ def _check_json(value: object, where: str) -> None:
                 _check_json(item, f"{where}[{index}]")
     else:
         raise InvalidValue(
-            f"{where} is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or mappings."
+            f"{where} is of type {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or mappings."
         )
 
 
@@ -122,7 +122,7 @@ def span_as_json(span: Span) -> bytes:
 _NULLS = re.compile(b"null").findall
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """What orjson does not know: our models, and number types that subclass the built-in ones."""
     if hasattr(value, "__pydantic_extra__"):
         extra = value.__pydantic_extra__

@@ -43,6 +43,10 @@ class Entry:
     due: float | None = None
     """When the watchdog must look at it."""
 
+    @property
+    def latest(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
 
 EntryT = TypeVar("EntryT", bound=Entry)
 
@@ -83,12 +87,12 @@ class WorkingSet(Transaction, Generic[EntryT]):
         self.cursor += len(notices)
         return notices
 
-    def _set(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+    def _set(self, mapping: dict[Any, Any], key: object, value: object) -> None:
         """Put into a dictionary, unless the operation fails."""
         self._undo.append((_restore, (mapping, key, mapping.get(key, _MISSING))))
         mapping[key] = value
 
-    def _change(self, entry: Entry, name: str, value: Any) -> None:
+    def _change(self, entry: Entry, name: str, value: object) -> None:
         """Set a field of an entry, unless the operation fails."""
         self._undo.append((setattr, (entry, name, getattr(entry, name))))
         setattr(entry, name, value)
@@ -136,7 +140,7 @@ class WorkingSet(Transaction, Generic[EntryT]):
     @abstractmethod
     def _put_metrics(self, point: MetricPoint) -> None: ...
 
-    def _put_record(self, record: Any) -> None:
+    def _put_record(self, record: object) -> None:
         kind = type(record)
         self._set(self._records[kind], getattr(record, RECORD_KEYS[kind]), record)
 
@@ -215,7 +219,7 @@ class WorkingSet(Transaction, Generic[EntryT]):
         """Fill `_queue`, which is empty, with the head of the queue."""
 
 
-def _restore(mapping: dict[Any, Any], key: Any, value: Any) -> None:
+def _restore(mapping: dict[object, object], key: object, value: object) -> None:
     if value is _MISSING:
         mapping.pop(key, None)
     else:

@@ -100,6 +100,7 @@ async def timed_pages(session: aiohttp.ClientSession, endpoint: str, store: Any)
         began = time.perf_counter()
         await store.enqueue_rollout("during a search")
         slowest = max(slowest, time.perf_counter() - began)
+        await asyncio.sleep(0.001)  # a write to memory does not wait, and the search is answered in this loop
     await searching
     return {"pages": pages, "search": search, "write_ms": round(slowest * 1e3, 2)}
 

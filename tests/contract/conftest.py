@@ -32,15 +32,19 @@ REMOTE = {
 """The same over the network: the back end of the server, and the client's transport."""
 
 IN_EVERY_SUITE = ("memory", "sqlite", "postgres", "client-memory")
-"""The others are the same code with another wrapper or setting."""
-SUITES_OF_ALL = ("test_rollouts", "test_spans", "test_records")
-"""Between them they call every kind of operation; `test_model` and `test_threads` have lists of their own."""
+IN_SOME_SUITES = {
+    "test_rollouts": [name for name in (*BACKENDS, *REMOTE) if name not in IN_EVERY_SUITE],
+    "test_spans": ["client-memory-http"],
+    "test_records": ["client-memory-http"],
+}
+"""The others are the same code with another wrapper or setting; between them these suites call every kind of operation,
+each of which has a route. `test_model` and `test_threads` have lists of their own."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "store" in metafunc.fixturenames:
-        is_for_all = metafunc.module.__name__.rpartition(".")[2] in SUITES_OF_ALL
-        metafunc.parametrize("store", [*BACKENDS, *REMOTE] if is_for_all else IN_EVERY_SUITE, indirect=True)
+        suite = metafunc.module.__name__.rpartition(".")[2]
+        metafunc.parametrize("store", [*IN_EVERY_SUITE, *IN_SOME_SUITES.get(suite, ())], indirect=True)
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded, SqliteLightningStore
+from agentlightning.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
 from agentlightning.types import OtelResource, RolloutConfig, Span, TraceStatus
 from tests.contract.remote import remote
+from tests.postgres import open_postgres
 
 ResultT = TypeVar("ResultT")
 
@@ -282,10 +283,8 @@ class StoreMachine(RuleBasedStateMachine):
 BACKENDS: dict[str, Any] = {
     "memory": lambda path, clock: InMemoryLightningStore(clock=clock),
     "sqlite": lambda path, clock: SqliteLightningStore(path, clock=clock),
-    "sqlite-memory": lambda path, clock: SqliteLightningStore(clock=clock),
-    "threaded": lambda path, clock: LightningStoreThreaded(InMemoryLightningStore(clock=clock)),
+    "postgres": lambda path, clock: open_postgres(clock=clock),
     "client-memory": lambda path, clock: remote(InMemoryLightningStore(clock=clock)),
-    "client-sqlite": lambda path, clock: remote(SqliteLightningStore(path, clock=clock)),
 }
 
 

@@ -63,3 +63,10 @@ async def test_what_is_no_list_of_modes_is_refused(store: LightningStore, mode_i
 
     with pytest.raises(InvalidQuery):
         await store.query_rollouts(mode_in=mode_in)
+
+
+async def test_status_that_does_not_exist_is_refused_with_those_that_do(store: LightningStore) -> None:
+    with pytest.raises(InvalidQuery, match=r"status_in holds 'succeded'; give a list out of \[.*'succeeded'"):
+        await store.query_rollouts(status_in=["succeded"])  # type: ignore[list-item] # a typing error
+    with pytest.raises(InvalidQuery):
+        await store.query_rollouts(status_in="succeeded")  # type: ignore[arg-type] # not a list

@@ -130,6 +130,31 @@ async def test_workers_are_filtered_and_sorted(store: LightningStore) -> None:
     assert [w.worker_id for w in await store.query_workers(sort_by="worker_id", limit=2)] == ["a", "b"]
 
 
+async def test_worker_is_shown_over_the_life_of_its_attempts(store: LightningStore, clock: Any) -> None:
+    async def shown() -> tuple[Any, ...]:
+        clock.advance(1)
+        worker = await store.get_worker_by_id("w")
+        assert worker is not None
+        return worker.status, worker.last_dequeue_time, worker.last_busy_time, worker.current_attempt_id
+
+    one = await store.start_rollout("one", None, None, None, None, "w")
+    started = clock.now
+    assert await shown() == ("busy", None, started, one.attempt.attempt_id)
+    await store.update_attempt(one.rollout_id, "latest", status="running")
+    running = clock.now
+    assert await shown() == ("busy", None, running, one.attempt.attempt_id)
+    await store.update_attempt(one.rollout_id, "latest", status="succeeded")
+    assert await shown() == ("idle", None, running, None)
+
+    await store.enqueue_rollout("two")
+    two = await store.dequeue_rollout("w")
+    assert two is not None
+    dequeued = clock.now
+    assert await shown() == ("busy", dequeued, dequeued, two.attempt.attempt_id)
+    await store.update_attempt(two.rollout_id, "latest", status="timeout")
+    assert await shown() == ("unknown", dequeued, dequeued, None)
+
+
 async def test_run_is_opened_and_closed(store: LightningStore, clock: Any) -> None:
     run = await store.start_run("grpo", config={"lr": 0.1}, metadata={"by": "me"})
     clock.advance(60)

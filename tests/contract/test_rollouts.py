@@ -1,7 +1,7 @@
 """Rollouts and the queue, over every back end."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -192,6 +192,25 @@ async def test_filters_are_joined_by_and_or_by_or(store: LightningStore) -> None
     assert await ids(rollout_id_contains="-b") == ["r-b"]
     assert await ids(status=[]) == []
     assert [a.status, b.status, c.status] == ["queuing"] * 3
+
+
+async def test_rollouts_of_one_batch_begin_one_after_the_other(store: LightningStore) -> None:
+    rollouts = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(3)])
+
+    newest_first = await store.query_rollouts(sort_by="start_time", sort_order="desc")
+
+    assert [rollout.input for rollout in newest_first] == [2, 1, 0]
+    assert rollouts[2].start_time - rollouts[0].start_time < 0.001
+
+
+async def test_rollouts_that_have_not_ended_come_after_those_that_have(store: LightningStore) -> None:
+    *_, other = [await store.enqueue_rollout(n) for n in range(3)]
+    await store.update_rollout(other.rollout_id, status="cancelled")
+
+    async def inputs(order: Literal["asc", "desc"]) -> list[Any]:
+        return [rollout.input for rollout in await store.query_rollouts(sort_by="end_time", sort_order=order)]
+
+    assert (await inputs("asc"), await inputs("desc")) == ([2, 0, 1], [0, 1, 2])
 
 
 async def test_pages_are_sorted_and_counted(store: LightningStore, clock: Any) -> None:

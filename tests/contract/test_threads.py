@@ -19,10 +19,8 @@ SPANS = 3
 BACKENDS: dict[str, Callable[[Path], LightningStore]] = {
     "memory": lambda folder: InMemoryLightningStore(),
     "sqlite": lambda folder: SqliteLightningStore(folder / "s.db"),
-    "sqlite-power": lambda folder: SqliteLightningStore(folder / "s.db", durability="power"),
     "threaded": lambda folder: LightningStoreThreaded(InMemoryLightningStore()),
     "client-memory": lambda folder: remote(InMemoryLightningStore()),
-    "client-sqlite": lambda folder: remote(SqliteLightningStore(folder / "s.db")),
     "client-http": lambda folder: remote(InMemoryLightningStore(), "http"),
 }
 

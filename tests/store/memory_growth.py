@@ -1,6 +1,6 @@
-"""Fills a memory store with things of one shape, and prints by how much the process and the store's estimate grew.
+"""Fills memory stores with things of many shapes, and prints by how much the process and the store's estimate grew.
 
-A process of its own, so that nothing else of the tests' is in its memory: `python memory_growth.py SHAPE`.
+A process of its own, so that nothing else of the tests' is in its memory, and for each shape a fork of it.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ async def sizes(store: InMemoryLightningStore, shape: str) -> tuple[int, int]:
     return pages * os.sysconf("SC_PAGE_SIZE"), estimate
 
 
-async def main(shape: str) -> None:
+async def measure(shape: str) -> None:
     store = InMemoryLightningStore()
     for number in range(COUNT // 10):
         await store.start_rollout(number)
@@ -95,8 +94,17 @@ async def main(shape: str) -> None:
     before = await sizes(store, shape)
     await add(store, shape, COUNT)
     after = await sizes(store, shape)
-    print(json.dumps([new - old for old, new in zip(before, after, strict=True)]))
+    print(json.dumps([shape, *(new - old for old, new in zip(before, after, strict=True))]), flush=True)
+
+
+def main() -> None:
+    for shape in (*ATTRIBUTES, *TASKS):
+        child = os.fork()
+        if child == 0:
+            asyncio.run(measure(shape))
+            os._exit(0)
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    main()

@@ -74,10 +74,10 @@ def with_parts(**parts: Any) -> Span:
         pytest.param({SURROGATE: 1}, r"^Task holds a lone surrogate", id="surrogate-in-a-key"),
         pytest.param({1: "a"}, r"^Task has the key 1; keys must be strings", id="number-as-key"),
         pytest.param({"a": {None: 1}}, r"^Task\['a'\] has the key None", id="none-as-key"),
-        pytest.param({"a": {1, 2}}, r"^Task\['a'\] is a set, which JSON cannot hold", id="set"),
-        pytest.param([b"x"], r"^Task\[0\] is a bytes", id="bytes"),
-        pytest.param(1j, r"^Task is a complex", id="complex"),
-        pytest.param([1, object()], r"^Task\[1\] is a object", id="object"),
+        pytest.param({"a": {1, 2}}, r"^Task\['a'\] is of type set, which JSON cannot hold", id="set"),
+        pytest.param([b"x"], r"^Task\[0\] is of type bytes", id="bytes"),
+        pytest.param(1j, r"^Task is of type complex", id="complex"),
+        pytest.param([1, object()], r"^Task\[1\] is of type object", id="object"),
     ],
 )
 @pytest.mark.parametrize("write", [check_json, as_json])
@@ -192,6 +192,13 @@ def test_attribute_above_64_bits_is_not_written(value: Any) -> None:
 def test_part_of_a_span_that_json_cannot_hold_is_refused(take: Callable[[Span], object], span: Span) -> None:
     with pytest.raises(InvalidValue, match=r"agentlightning\.virtual"):
         take(span)
+
+
+@pytest.mark.parametrize("part", ["name", "span_id", "trace_id"])
+@pytest.mark.parametrize("take", [span_as_json, weigh_span])
+def test_surrogate_in_a_text_of_a_span_is_refused(take: Callable[[Span], object], part: str) -> None:
+    with pytest.raises(InvalidValue, match=r"^Span '.*' holds a lone surrogate at position"):
+        take(make_span(**{part: SURROGATE}))
 
 
 LABELS = st.text(max_size=20)

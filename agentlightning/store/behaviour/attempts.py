@@ -33,14 +33,14 @@ ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
 
 
 def start_attempt(
-    tx: Transaction, now: float, rollout_id: str, *, worker_id: str | None = None, attempt_id: str | None = None
+    tx: Transaction, now: float, rollout_id: str, worker_id: str | None = None, *, attempt_id: str | None = None
 ) -> AttemptedRollout:
     rollout = known_rollout(tx, rollout_id)
     begun = next((each for each in tx.get_attempts(rollout_id) if each.attempt_id == attempt_id), None)
     return begin_attempt(tx, now, rollout, worker_id, attempt_id) if begun is None else attempted(rollout, begun)
 
 
-def query_attempts(tx: Transaction, now: float, rollout_id: str, **asked: Any) -> PaginatedResult[Attempt]:
+def query_attempts(tx: Transaction, now: float, rollout_id: str, **asked: object) -> PaginatedResult[Attempt]:
     selection = Selection.of({"sort_by": "sequence_id", **asked}, ATTEMPT_FIELDS)
     return choose(tx.get_attempts(rollout_id), selection)
 
@@ -110,7 +110,7 @@ def change_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attem
     if changed.worker_id is not None:
         if changed.end_time is not None:
             release_worker(tx, now, changed)
-        elif "worker_id" in changes:
+        elif "worker_id" in changes or "status" in changes:
             show_worker_busy(tx, now, changed.worker_id, changed)
     return changed
 

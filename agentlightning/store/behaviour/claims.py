@@ -1,7 +1,6 @@
 """What the store does when a runner takes work: claims, their return, and going from one rollout to the next."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from agentlightning.errors import InvalidQuery
 from agentlightning.store.behaviour.resources import get_latest_resources, get_resources_by_id
@@ -66,8 +65,8 @@ def finish_and_claim(
     status: AttemptStatus,
     *,
     spans: Sequence[Span] = (),
-    metadata: dict[str, Any] | None | Unset = UNSET,
-    output: Any | Unset = UNSET,
+    metadata: dict[str, object] | None | Unset = UNSET,
+    output: object = UNSET,
     worker_id: str | None = None,
     claim_id: str | None = None,
     known_resources: Sequence[ResourcesVersion] = (),
@@ -90,7 +89,7 @@ def _take(
         for rollout_id in popped:
             rollout = tx.get(Rollout, rollout_id)
             if rollout is not None and is_queuing(rollout):
-                claimed.append(begin_attempt(tx, now, rollout, worker_id))
+                claimed.append(begin_attempt(tx, now, rollout, worker_id, dequeued=True))
     if worker_id is not None and not claimed:
         show_worker_idle(tx, now, worker_id, dequeued=True)
     if claim_id is not None and (claimed or not wait):

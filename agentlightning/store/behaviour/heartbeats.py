@@ -6,7 +6,6 @@ heartbeats, it is not given up. A worker that gave heartbeats and falls silent l
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from agentlightning.store.behaviour.attempts import change_attempt, mark_overdue, status_changes
 from agentlightning.store.behaviour.rollouts import latest_attempt
@@ -26,7 +25,7 @@ HEARD_OF = ("idle", "busy")
 
 
 def update_worker(
-    tx: Transaction, now: float, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET
+    tx: Transaction, now: float, worker_id: str, heartbeat_stats: dict[str, object] | None | Unset = UNSET
 ) -> Worker:
     before = tx.get(Worker, worker_id)
     changes = {} if isinstance(heartbeat_stats, Unset) else {"heartbeat_stats": detached(heartbeat_stats)}
@@ -38,7 +37,7 @@ def update_worker(
     return worker
 
 
-def _named_attempts(named: Any) -> Iterator[tuple[str, str]]:
+def _named_attempts(named: object) -> Iterator[tuple[str, str]]:
     """The pairs of ids in it; statistics are the worker's own, and may hold anything under this name too."""
     for pair in named if isinstance(named, (list, tuple)) else ():
         if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(each, str) for each in pair):

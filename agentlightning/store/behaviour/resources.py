@@ -1,7 +1,6 @@
 """What the store does with resources."""
 
 import logging
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -87,5 +86,5 @@ def get_latest_resources(tx: Transaction, now: float) -> ResourcesUpdate | None:
     return None if latest is None else tx.get(ResourcesUpdate, latest)
 
 
-def query_resources(tx: Transaction, now: float, **asked: Any) -> PaginatedResult[ResourcesUpdate]:
+def query_resources(tx: Transaction, now: float, **asked: object) -> PaginatedResult[ResourcesUpdate]:
     return tx.select(ResourcesUpdate, Selection.of(asked, RESOURCES_FIELDS))

@@ -1,6 +1,7 @@
 """What the store does with rollouts and the queue."""
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -89,7 +90,13 @@ def reschedule(tx: Transaction, before: float | None, rollout: Rollout, attempt:
 
 
 def begin_attempt(
-    tx: Transaction, now: float, rollout: Rollout, worker_id: str | None, attempt_id: str | None = None
+    tx: Transaction,
+    now: float,
+    rollout: Rollout,
+    worker_id: str | None,
+    attempt_id: str | None = None,
+    *,
+    dequeued: bool = False,
 ) -> AttemptedRollout:
     """Give a rollout its next attempt; it becomes `preparing`."""
     if attempt_id == "latest":
@@ -110,7 +117,7 @@ def begin_attempt(
     tx.put(attempt)
     reschedule(tx, before, rollout, attempt)
     if worker_id is not None:
-        show_worker_busy(tx, now, worker_id, attempt)
+        show_worker_busy(tx, now, worker_id, attempt, dequeued=dequeued)
     return attempted(rollout, attempt)
 
 
@@ -123,7 +130,7 @@ def _new_rollout(
     mode: RolloutMode | None,
     resources_id: str | None,
     config: RolloutConfig | None,
-    metadata: dict[str, Any] | None,
+    metadata: dict[str, object] | None,
 ) -> Rollout:
     if type(input) is Task:
         fields = input.as_rollout_fields(mode, resources_id, metadata)
@@ -165,9 +172,9 @@ def start_rollout(
     mode: RolloutMode | None = None,
     resources_id: str | None = None,
     config: RolloutConfig | None = None,
-    metadata: dict[str, Any] | None = None,
-    *,
+    metadata: dict[str, object] | None = None,
     worker_id: str | None = None,
+    *,
     rollout_id: str | None = None,
     attempt_id: str | None = None,
 ) -> AttemptedRollout:
@@ -191,7 +198,7 @@ def enqueue_rollout(
     mode: RolloutMode | None = None,
     resources_id: str | None = None,
     config: RolloutConfig | None = None,
-    metadata: dict[str, Any] | None = None,
+    metadata: dict[str, object] | None = None,
     *,
     rollout_id: str | None = None,
 ) -> Rollout:
@@ -209,10 +216,13 @@ def enqueue_rollout(
 
 
 def enqueue_many_rollouts(tx: Transaction, now: float, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
-    return [
-        enqueue_rollout(tx, now, r.input, r.mode, r.resources_id, r.config, r.metadata, rollout_id=r.rollout_id)
-        for r in rollouts
-    ]
+    enqueued = []
+    for r in rollouts:
+        enqueued.append(
+            enqueue_rollout(tx, now, r.input, r.mode, r.resources_id, r.config, r.metadata, rollout_id=r.rollout_id)
+        )
+        now = math.nextafter(now, math.inf)  # each begins after the one before, so that sorting by time has no ties
+    return enqueued
 
 
 def get_rollout_by_id(tx: Transaction, now: float, rollout_id: str) -> AttemptedRollout | Rollout | None:
@@ -233,9 +243,11 @@ def query_rollouts(
             raise InvalidQuery(f"'{name}' and its older name '{old_name}' are both given and differ; give one of them.")
         asked[name] = old_value if value is None else value
     # None is not among the modes: memory and SQL would compare a missing mode differently.
-    for mode in asked.get("mode_in") or ():
-        if mode not in get_args(RolloutMode):
-            raise InvalidQuery(f"mode_in holds {mode!r}; give a list of modes out of {list(get_args(RolloutMode))}.")
+    for name, known in (("mode_in", get_args(RolloutMode)), ("status_in", ROLLOUT_STATUSES)):
+        given = asked.get(name)
+        for value in given if given is not None and not isinstance(given, str) else ():
+            if value not in known:
+                raise InvalidQuery(f"{name} holds {value!r}; give a list out of {list(known)}.")
     if asked.get("sort_by") == "input":
         raise InvalidQuery("Rollouts are not sorted by 'input'; it can only be searched, with input_contains.")
     if isinstance(asked.get("input_contains"), str):
@@ -269,8 +281,8 @@ def update_rollout(
     resources_id: str | None | Unset = UNSET,
     status: RolloutStatus | Unset = UNSET,
     config: RolloutConfig | Unset = UNSET,
-    metadata: dict[str, Any] | None | Unset = UNSET,
-    output: Any | Unset = UNSET,
+    metadata: dict[str, object] | None | Unset = UNSET,
+    output: object = UNSET,
 ) -> AttemptedRollout | Rollout:
     rollout = known_rollout(tx, rollout_id)
     attempt = latest_attempt(tx, rollout_id)
@@ -295,7 +307,7 @@ def update_rollout(
     return with_latest_attempt(tx, rollout)
 
 
-def _revalidated(rollout: Rollout, changes: dict[str, Any]) -> Rollout:
+def _revalidated(rollout: Rollout, changes: dict[str, object]) -> Rollout:
     try:
         return Rollout.model_validate({**rollout.__dict__, **changes})
     except ValidationError as error:

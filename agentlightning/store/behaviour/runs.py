@@ -1,7 +1,7 @@
 """What the store does with runs and their metrics."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 from agentlightning.errors import InvalidValue, NotFound
 from agentlightning.store.copies import detached, replaced
@@ -22,8 +22,8 @@ def start_run(
     now: float,
     name: str = "run",
     *,
-    config: dict[str, Any] | None = None,
-    metadata: dict[str, Any] | None = None,
+    config: dict[str, object] | None = None,
+    metadata: dict[str, object] | None = None,
     run_id: str | None = None,
 ) -> Run:
     if run_id is not None:
@@ -68,7 +68,7 @@ def finish_run(
     run_id: str,
     status: RunStatus = "succeeded",
     *,
-    summary: dict[str, Any] | None = None,
+    summary: dict[str, object] | None = None,
 ) -> Run:
     run = _known_run(tx, run_id)
     if status not in get_args(RunStatus):
@@ -85,7 +85,7 @@ def get_run_by_id(tx: Transaction, now: float, run_id: str) -> Run | None:
 
 
 def query_runs(
-    tx: Transaction, now: float, *, status_in: Sequence[RunStatus] | None = None, **asked: Any
+    tx: Transaction, now: float, *, status_in: Sequence[RunStatus] | None = None, **asked: object
 ) -> PaginatedResult[Run]:
     wanted = Selection.of({"status_in": status_in, **asked}, RUN_FIELDS)
     # A lost run is kept as running, so both are read whenever one of them is wanted, and told apart afterwards.

@@ -210,7 +210,7 @@ def get_many_span_sequence_ids(
 
 
 def query_spans(
-    tx: Transaction, now: float, rollout_id: str, attempt_id: str | None = None, **asked: Any
+    tx: Transaction, now: float, rollout_id: str, attempt_id: str | None = None, **asked: object
 ) -> PaginatedResult[Span]:
     selection = Selection.of({"sort_by": "sequence_id", **asked}, SPAN_FIELDS)
     if attempt_id is None:
@@ -237,7 +237,7 @@ def find_grant(tx: Transaction, kind: GrantKind, grant_id: str, worker_id: str |
 
 
 def put_grant(
-    tx: Transaction, now: float, kind: GrantKind, grant_id: str, worker_id: str | None, given: Sequence[Any]
+    tx: Transaction, now: float, kind: GrantKind, grant_id: str, worker_id: str | None, given: Sequence[object]
 ) -> None:
     """Note what was given out under an id."""
     tx.put(Grant(grant_id=grant_id, kind=kind, worker_id=worker_id, time=now, given=list(given)))
@@ -299,7 +299,7 @@ def _outline(span: Span) -> Span:
     )
 
 
-def outline_of(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
+def outline_of(attributes: Mapping[str, object]) -> dict[str, AttributeValue]:
     """The first plain attributes, cut to a modest length: who works, and at what."""
     plain = [(name, value) for name, value in attributes.items() if isinstance(value, (str, bool, int, float))]
     return {

@@ -1,11 +1,9 @@
 """What the store knows of workers: signs of life, and whether they have work."""
 
-from typing import Any
-
 from agentlightning.store.copies import replaced
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Transaction
-from agentlightning.types import Attempt, PaginatedResult, Worker
+from agentlightning.types import Attempt, PaginatedResult, Worker, WorkerStatus
 
 WORKER_FIELDS = frozenset(Worker.model_fields) - {"heartbeat_stats"}
 """Fields a query may filter and sort by."""
@@ -18,27 +16,30 @@ def put_worker(tx: Transaction, before: Worker | None, worker: Worker) -> None:
         tx.note("worker", status=worker.status, name=worker.worker_id)
 
 
-def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attempt) -> None:
+def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attempt, *, dequeued: bool = False) -> None:
     """The worker has taken up an attempt."""
     before = tx.get(Worker, worker_id)
+    changes: dict[str, float] = {"last_dequeue_time": now} if dequeued else {}
     worker = replaced(
         before or Worker(worker_id=worker_id),
         status="busy",
         last_busy_time=now,
-        last_dequeue_time=now,
         current_rollout_id=attempt.rollout_id,
         current_attempt_id=attempt.attempt_id,
+        **changes,
     )
     put_worker(tx, before, worker)
 
 
-def show_worker_idle(tx: Transaction, now: float, worker_id: str, *, dequeued: bool = False) -> None:
+def show_worker_idle(
+    tx: Transaction, now: float, worker_id: str, *, dequeued: bool = False, status: WorkerStatus = "idle"
+) -> None:
     """The worker has nothing to do, because it finished or because it asked for work in vain."""
     before = tx.get(Worker, worker_id)
-    changes: dict[str, Any] = {"last_dequeue_time": now} if dequeued else {}
+    changes: dict[str, object] = {"last_dequeue_time": now} if dequeued else {}
     worker = replaced(
         before or Worker(worker_id=worker_id),
-        status="idle",
+        status=status,
         last_idle_time=now,
         current_rollout_id=None,
         current_attempt_id=None,
@@ -48,17 +49,21 @@ def show_worker_idle(tx: Transaction, now: float, worker_id: str, *, dequeued: b
 
 
 def release_worker(tx: Transaction, now: float, attempt: Attempt) -> None:
-    """The attempt is over: its worker is idle, unless it has taken up another one meanwhile."""
+    """The attempt is over: its worker is idle, unless it has taken up another one meanwhile.
+
+    Of a worker whose attempt the store gave up, nobody knows what it does.
+    """
     if attempt.worker_id is None:
         return
     worker = tx.get(Worker, attempt.worker_id)
     if worker is None or worker.current_attempt_id in (None, attempt.attempt_id):
-        show_worker_idle(tx, now, attempt.worker_id)
+        is_known = attempt.status not in ("timeout", "unresponsive")
+        show_worker_idle(tx, now, attempt.worker_id, status="idle" if is_known else "unknown")
 
 
 def get_worker_by_id(tx: Transaction, now: float, worker_id: str) -> Worker | None:
     return tx.get(Worker, worker_id)
 
 
-def query_workers(tx: Transaction, now: float, **asked: Any) -> PaginatedResult[Worker]:
+def query_workers(tx: Transaction, now: float, **asked: object) -> PaginatedResult[Worker]:
     return tx.select(Worker, Selection.of(asked, WORKER_FIELDS))

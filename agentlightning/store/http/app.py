@@ -77,7 +77,12 @@ def build_app(
     app.add_middleware(StoreRoutes, service=app.service)
     if cors_allow_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(cors_allow_origins), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(cors_allow_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+            allow_credentials="*" not in cors_allow_origins,  # those of named pages, not of every page
         )
     app.include_router(_router)
     return app
@@ -112,7 +117,7 @@ async def metrics(request: fastapi.Request) -> Response:
     from prometheus_client import generate_latest
 
     counts = await service.counts()
-    gauges: dict[str, Any] = {
+    gauges: dict[str, object] = {
         "agl_server_live_connections": service.live_connections,
         "agl_server_waiting_calls": service.waiting_calls,
         "agl_store_up": int(counts is not None),

@@ -187,7 +187,7 @@ def _relaxed(hint: object) -> object:
     return hint
 
 
-def _without_tasks(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_tasks(arguments: Mapping[str, Any]) -> Mapping[str, object]:
     """Arguments in which a `Task` as input, which JSON would make a mapping, is what the store makes of it."""
     if type(task := arguments.get("input")) is Task:
         options = (arguments.get(name) for name in ("mode", "resources_id", "metadata"))

@@ -188,7 +188,7 @@ class ClientConnection:
 
     async def _send(
         self, verb: str, path: str, query: Sequence[tuple[str, str]], *, timeout: float | None, **options: Any
-    ) -> Any:
+    ) -> object:
         """The JSON of an answer; an answer that reports a failure is raised as what it reports."""
         url = yarl.URL(self.address.url + path, encoded=True)
         if timeout is not None and timeout > self.address.request_timeout:

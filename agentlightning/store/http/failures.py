@@ -62,7 +62,7 @@ class RemoteError(aiohttp.ClientResponseError):
     def error_type(self) -> str:
         return self.failure.error_type
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return RemoteError, (self.failure, self.request_info.method, str(self.request_info.real_url))
 
 

@@ -163,7 +163,7 @@ class _LiveConnection:
                     self._has_room.clear()
                     await self._has_room.wait()
 
-    def _begin(self, message: Any, *, may_be_large: bool) -> None:
+    def _begin(self, message: object, *, may_be_large: bool) -> None:
         if not isinstance(message, dict):
             raise InvalidValue("A message of the live channel must be a JSON object.")
         if "cancel" in message:
@@ -197,7 +197,7 @@ class _LiveConnection:
 
     # ------------------------------------------------------------------ calls and subscriptions
 
-    async def _call(self, number: int, op: Operation | None, message: dict[str, Any]) -> None:
+    async def _call(self, number: int, op: Operation | None, message: dict[str, object]) -> None:
         try:
             if op is None:
                 raise InvalidQuery(f"There is no store operation '{message.get('op')}'.")
@@ -213,7 +213,7 @@ class _LiveConnection:
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
 
-    async def _follow(self, number: int, message: dict[str, Any]) -> None:
+    async def _follow(self, number: int, message: dict[str, object]) -> None:
         subscription: Any = None
         self._service.subscriptions += 1
         try:
@@ -294,12 +294,12 @@ class _LiveConnection:
                 self._has_room.set()
 
 
-def _operation(message: Mapping[str, Any]) -> Operation | None:
+def _operation(message: Mapping[str, object]) -> Operation | None:
     name = message.get("op")
     return operations_of(LightningStore).get(name) if isinstance(name, str) else None
 
 
-def _subscription_of(message: Mapping[str, Any]) -> tuple[list[Any] | None, int | None]:
+def _subscription_of(message: Mapping[str, object]) -> tuple[list[Any] | None, int | None]:
     """The kinds and the cursor that a subscription asks for."""
     kinds, after = message["subscribe"], message.get("after")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):

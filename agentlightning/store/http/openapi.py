@@ -96,7 +96,7 @@ def _json(schema: dict[str, object]) -> dict[str, object]:
     return {"content": {"application/json": {"schema": schema}}}
 
 
-def _responses(schema: dict[str, Any] | None, text: str = "The result.", status: int = 200) -> dict[str, Any]:
+def _responses(schema: dict[str, object] | None, text: str = "The result.", status: int = 200) -> dict[str, Any]:
     """A success, and every failure there may be."""
     failure = _json({"$ref": _SCHEMAS.format(model="Failure")})
     success = {"description": text} | ({} if schema is None else _json(schema))

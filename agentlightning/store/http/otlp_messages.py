@@ -149,11 +149,11 @@ def _finite(number: float) -> float | str:
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
-def _protobuf_pairs(pairs: Any) -> list[tuple[str, Any]]:
+def _protobuf_pairs(pairs: Any) -> list[tuple[str, object]]:
     return [(pair.key, _protobuf_value(pair.value)) for pair in pairs]
 
 
-def _protobuf_value(value: Any) -> Any:
+def _protobuf_value(value: Any) -> object:
     kind = value.WhichOneof("value")
     if kind == "double_value":
         return _finite(value.double_value)
@@ -166,7 +166,7 @@ def _protobuf_value(value: Any) -> Any:
     return getattr(value, kind) if kind in ("string_value", "int_value", "bool_value") else None
 
 
-def _protobuf_array(items: Sequence[Any]) -> list[Any]:
+def _protobuf_array(items: Sequence[Any]) -> list[object]:
     """The values of an array; token ids come by the thousand, so not each is asked for its kind.
 
     A field that is not zero or empty was set: if all of them are so, all values are of the kind of the first.
@@ -222,7 +222,7 @@ def _json_value(value: object, depth: int) -> object:
 # ---------------------------------------------------------------------- messages
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: Any) -> object:
     """Protobuf's containers as lists; what JSON holds stays as it is."""
     return value if isinstance(value, (list, dict, str, int, float)) else list(value)
 

@@ -68,7 +68,7 @@ class RestRoute:
         """Whether the answer is a page, of a length that the caller may choose."""
         return self.codec.op.is_query and not self.is_old
 
-    def arguments(self, in_path: Mapping[str, str], query: Iterable[tuple[str, str]], body: Any) -> dict[str, Any]:
+    def arguments(self, in_path: Mapping[str, str], query: Iterable[tuple[str, str]], body: object) -> dict[str, Any]:
         """The arguments of a request as plain values, not validated yet; `body` is parsed, None if there was none."""
         given: dict[str, Any] = {}
         if self.body is not None:
@@ -101,7 +101,7 @@ class RestRoute:
 
 
 @functools.cache
-def _takes_many(hint: Any) -> bool:
+def _takes_many(hint: object) -> bool:
     """Whether a query string may repeat the argument."""
     members = (hint, *get_args(hint))
     return any(isinstance(origin := get_origin(member), type) and issubclass(origin, Sequence) for member in members)
@@ -174,7 +174,7 @@ def _reserved() -> frozenset[str]:
     return frozenset((*words, ".", ".."))
 
 
-def path_of(path: str, arguments: dict[str, Any]) -> str:
+def path_of(path: str, arguments: dict[str, object]) -> str:
     """The path of a declared route with its values; they are taken out of the arguments."""
     segments = path.split("/")
     for index, segment in enumerate(segments):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentlightning.asgi.bodies import LARGE_BYTES
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
@@ -94,7 +95,7 @@ class LightningStoreServer(StoreWrapper):
         self.app = build()
         self.launcher_args.uvicorn_options = (
             _UVICORN
-            | {"ws_max_size": max_request_bytes + 2 * MOST_FRAME_BYTES}
+            | {"ws_max_size": min(max_request_bytes, LARGE_BYTES) + 2 * MOST_FRAME_BYTES}
             | dict(self.launcher_args.uvicorn_options)
         )
         served_app = build if self.launcher_args.launch_mode == "mp" else self.app

@@ -108,7 +108,7 @@ class StoreService:
         )
         self._token = token
         self._tracker = tracker
-        self._waiting: set[asyncio.Task[Any]] = set()
+        self._waiting: set[asyncio.Task[object]] = set()
         self._credentials = AnswerCredentials(store, token)
         if tracker is not None:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
@@ -145,7 +145,7 @@ class StoreService:
         finally:
             self._tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": name})
 
-    async def _call(self, codec: OperationCodec, given: Any, scope: Scope, authorization: str) -> Any:
+    async def _call(self, codec: OperationCodec, given: object, scope: Scope, authorization: str) -> object:
         op = codec.op
         check_permission(scope, op)
         items = given.get(op.many) if isinstance(given, dict) else None

@@ -136,7 +136,9 @@ def verify_token(secret: str, presented: str, now: float) -> Scope:
 def bearer_token(authorization: str) -> str:
     """The token in an Authorization header; `InvalidToken` if there is none."""
     if authorization[: len(_BEARER)].lower() != _BEARER:
-        raise InvalidToken("This server wants a token; send it as 'Authorization: Bearer TOKEN'.")
+        raise InvalidToken(
+            "This server wants a token; set AGL_STORE_TOKEN, or send it as 'Authorization: Bearer TOKEN'."
+        )
     return authorization[len(_BEARER) :].strip()
 
 
@@ -235,7 +237,7 @@ def refuse_open_address(
 # ---------------------------------------------------------------------- permissions
 
 
-def check_permission(scope: Scope, op: Operation, arguments: Mapping[str, Any] | None = None) -> None:
+def check_permission(scope: Scope, op: Operation, arguments: Mapping[str, object] | None = None) -> None:
     """Refuse a call that the scope does not permit; `arguments` go by name, None before they are decoded."""
     is_permitted = {
         "admin": True,

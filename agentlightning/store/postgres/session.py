@@ -68,7 +68,7 @@ class PostgresSession:
             if failure is not None and error is None:
                 raise failure
 
-    def send(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+    def send(self, sql: str, parameters: Sequence[object] = ()) -> int:
         """Send a statement without waiting; returns its place, under which its rows may be fetched later."""
         text, item_types = _translated(sql)
         encoded = list(map(_encoded, parameters, item_types))

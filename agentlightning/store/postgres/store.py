@@ -25,7 +25,7 @@ from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES, Call, Clock, exec
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import RETRIED, described, open_pool, prepare, store_errors
 from agentlightning.store.postgres.relay import Relay, read_notices
-from agentlightning.store.postgres.session import Connection, PostgresSession
+from agentlightning.store.postgres.session import PostgresSession
 from agentlightning.store.postgres.transaction import PostgresTransaction, read_ahead
 from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.metrics import MetricsBackend
@@ -217,7 +217,10 @@ class PostgresLightningStore(DurableStore[_Working]):
                 raise
             raise _Spoiled from error
         finally:
-            _hand_back(working, connection)
+            if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
+                with suppress(psycopg.Error):  # the pool replaces a connection that has broken
+                    connection.rollback()
+            working.pool.putconn(connection)
         working.relay.schedule(tx.earliest_due)
         if tx.notices:
             working.relay.ring()
@@ -244,13 +247,6 @@ class _Spoiled(Exception):
 
 class _BrokenConnection(psycopg.OperationalError):
     """The connection broke before the transaction was committed, so nothing of it remains."""
-
-
-def _hand_back(working: _Working, connection: Connection) -> None:
-    if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
-        with suppress(psycopg.Error):  # the pool replaces a connection that has broken
-            connection.rollback()
-    working.pool.putconn(connection)
 
 
 def _look_alone(look: Call, tx: PostgresTransaction, now: float) -> None:

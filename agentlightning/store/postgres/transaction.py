@@ -131,7 +131,7 @@ class PostgresTransaction(SqlTransaction):
 
     # ------------------------------------------------------------------ statements
 
-    def select_stored(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+    def select_stored(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
         return self._session.select(sql, parameters)
 
     def _write_held(self) -> None:
@@ -169,11 +169,11 @@ class PostgresTransaction(SqlTransaction):
     def _id(self, text: str) -> str:
         return text if is_storable(text) else ""
 
-    def _within(self, column: str, values: Collection[Any], parameters: list[Any]) -> str:
+    def _within(self, column: str, values: Collection[object], parameters: list[object]) -> str:
         parameters.append([value for value in values if not isinstance(value, str) or is_storable(value)])
         return f"{column} = ANY(?::{'bigint' if column in ('number', 'step') else 'text'}[])"
 
-    def _term(self, condition: Condition, parameters: list[Any]) -> str:
+    def _term(self, condition: Condition, parameters: list[object]) -> str:
         if condition.kind == "within":
             return self._within(condition.field, sorted(condition.value, key=str), parameters)
         if isinstance(condition.value, str) and not is_storable(condition.value):
@@ -220,7 +220,7 @@ class PostgresTransaction(SqlTransaction):
         chosen = f"WHERE {self._within(key, keys, parameters)} ORDER BY {key}{lock}"
         return self._session.send(f"SELECT {table.column_list} FROM {table.name} {chosen}", parameters)
 
-    def _read_entries(self, key: str, values: Collection[Any]) -> list[SqlEntry]:
+    def _read_entries(self, key: str, values: Collection[object]) -> list[SqlEntry]:
         """In a transaction that may write, lock the rows first: what is read then has not moved on since."""
         if not self._session.is_reader:
             parameters: list[Any] = []
@@ -348,7 +348,7 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call]) -> None:
     tx.load_records(Worker, {worker_id for worker_id in worker_ids if is_storable(worker_id)})
 
 
-def _named_in_heartbeat(stats: Any) -> list[Any]:
+def _named_in_heartbeat(stats: object) -> list[Any]:
     pairs = stats.get(RUNNING_ATTEMPTS) if isinstance(stats, Mapping) else None
     named: Sequence[Any] = pairs if isinstance(pairs, (list, tuple)) else ()
     return [pair[0] for pair in named if isinstance(pair, (list, tuple)) and pair]

@@ -139,7 +139,7 @@ def _check_header(path: str) -> None:
         file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"Folder '{file.parent}' for store '{path}' cannot be made: {error.strerror}."
+            f"Folder '{file.parent}' for store '{path}' cannot be made: {error.strerror}; give another path."
         ) from error
     if file.is_dir():
         raise IncompatibleStore(f"'{path}' is a folder, not a store; give the path of a store file.")

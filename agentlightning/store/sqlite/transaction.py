@@ -8,7 +8,7 @@ reaches the database. A reading transaction is the same object on a connection o
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import orjson
 
@@ -65,7 +65,7 @@ class SqliteTransaction(SqlTransaction):
 
     # ------------------------------------------------------------------ statements
 
-    def select_stored(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+    def select_stored(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
         return self.connection.execute(sql, parameters).fetchall()
 
     def write(self, sql: str, rows: Iterable[Row]) -> None:
@@ -116,14 +116,14 @@ class SqliteTransaction(SqlTransaction):
     def _id(self, text: str) -> str:
         return text if text.isascii() else text.encode(errors="replace").decode()
 
-    def _within(self, column: str, values: Collection[Any], parameters: list[Any]) -> str:
+    def _within(self, column: str, values: Collection[object], parameters: list[object]) -> str:
         if len(values) == 1:
             parameters.extend(self._id(value) if isinstance(value, str) else value for value in values)
             return f"{column} = ?"
         parameters.append(orjson.dumps([self._id(value) if isinstance(value, str) else value for value in values]))
         return f"{column} IN (SELECT value FROM json_each(?))"
 
-    def _term(self, condition: Condition, parameters: list[Any]) -> str:
+    def _term(self, condition: Condition, parameters: list[object]) -> str:
         if condition.kind == "within":
             return self._within(condition.field, sorted(condition.value, key=str), parameters)
         if condition.field == "input":

@@ -15,6 +15,7 @@ from agentlightning.store import LightningStoreServer
 from agentlightning.store.http import rest, service
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import EnqueueRolloutRequest
+from agentlightning.utils.deadline import until
 
 MEGABYTE = 1024 * 1024
 TOKEN = "a-token-of-the-operator-0123456789"
@@ -204,3 +205,14 @@ async def test_long_answer_is_whole(path: str, serve: Any) -> None:
             _, page = await call(session, verb, server, path, **options)
         items = page if isinstance(page, list) else page["items"]
         assert [item["input"] for item in items] == inputs
+
+
+@pytest.mark.parametrize("transport", ["http", "ws"])
+async def test_answers_to_queries_wait_for_memory(transport: Any, serve: Any, connect: Any) -> None:
+    server = await serve()
+    answers = server.app.service.answers
+    async with answers.room_for("all of it"):
+        querying = asyncio.create_task(connect(server.endpoint, transport=transport).query_rollouts())
+        assert await until(lambda: bool(answers._room.waiting), beside=querying, timeout_seconds=30.0)
+
+    assert len(await querying) == 0

@@ -151,6 +151,15 @@ def test_spans_are_read_in_the_order_they_began(media_type: str) -> None:
 
 
 @both_formats
+def test_links_keep_their_trace_state(media_type: str) -> None:
+    link = {"traceId": TRACE_ID, "spanId": SPAN_ID, "traceState": "vendor=a:b,other=c"}
+
+    [span] = read_traces(body_of(request_of({"links": [link]}), media_type), media_type).spans
+
+    assert span.links[0].context.trace_state == {"vendor": "a:b", "other": "c"}
+
+
+@both_formats
 def test_owner_on_the_span_wins_over_the_resource(media_type: str) -> None:
     own = {OWNER_KEYS[0]: "ro-2", OWNER_KEYS[1]: "at-2", SEQUENCE_KEY: 7}
     request = request_of({}, {"attributes": attributes_of(own)}, resource=OWNER | {SEQUENCE_KEY: 3})
@@ -273,6 +282,18 @@ async def test_unknown_rollout_does_not_sink_the_others(store: LightningStore) -
     assert rejected.count == 3
     assert "nowhere" in rejected.message
     assert [span.name for span in await store.query_spans(rollout.rollout_id)] == ["span 4", "span 5"]
+
+
+async def test_long_reasons_of_rejected_spans_are_cut(store: LightningStore) -> None:
+    rollout = await store.start_rollout("task")
+    lost = [{"attributes": attributes_of({OWNER_KEYS[0]: letter * 900})} for letter in "abcd"]
+
+    rejected = await ingest(store, *lost, resource=owner_of(rollout))
+
+    assert rejected.count == 4
+    assert len(rejected.message) == 1000
+    assert "a" * 900 in rejected.message
+    assert "b" * 900 not in rejected.message
 
 
 async def test_span_the_store_refuses_does_not_sink_its_attempt(store: LightningStore) -> None:

@@ -436,3 +436,20 @@ def test_servers_make_no_spans_of_their_own() -> None:
     ended = subprocess.run([sys.executable, "-c", SERVED_AND_TRACED], capture_output=True, text=True, timeout=60)
 
     assert ended.stdout == "200 []\n", ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("allowed", "credentials"), [(["http://a.example"], "true"), ("*", None)], ids=["named", "every"]
+)
+async def test_web_pages_get_the_headers_that_were_configured(
+    serve: Any, allowed: Any, credentials: str | None
+) -> None:
+    server = await serve(cors_allow_origins=allowed)
+    page = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+
+    async with aiohttp.ClientSession(headers=page) as session:
+        for method in ("GET", "OPTIONS"):
+            async with session.request(method, f"{server.endpoint}/v1/agl/rollouts") as answer:
+                assert answer.status == 200
+                assert answer.headers["Access-Control-Allow-Origin"] == ("*" if allowed == "*" else allowed[0])
+                assert answer.headers.get("Access-Control-Allow-Credentials") == credentials

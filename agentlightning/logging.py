@@ -14,11 +14,14 @@ from typing import Final, TypeAlias
 
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["configure_logger", "setup", "setup_module"]
+__all__ = ["DATE_FORMAT", "DEFAULT_FORMAT", "configure_logger", "setup", "setup_module"]
 
 _ROOT_NAME: Final = "agentlightning"
 _WARNINGS_NAME: Final = "py.warnings"
-_PLAIN_FORMAT: Final = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
+DEFAULT_FORMAT: Final = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
+"""Of the plain console and of files; the time is written with its date."""
+DATE_FORMAT: Final = "%H:%M:%S"
+"""For formatters of your own that need no date."""
 _RICH_FORMAT: Final = "(Process-%(process)d %(name)s)   %(message)s"
 _LEVEL_NAMES: Final = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
 
@@ -88,7 +91,7 @@ def setup(
 def setup_module(
     level: int | str = "INFO",
     *,
-    name: str,
+    name: str = _ROOT_NAME,
     console: bool = True,
     color: bool = True,
     propagate: bool = False,
@@ -118,24 +121,20 @@ def _level_number(level: int | str) -> int:
 
 def _console_handler(*, color: bool, formatter: logging.Formatter | None) -> logging.Handler:
     if color and sys.stderr is not None and sys.stderr.isatty():
-        handler = _rich_handler()
+        from rich.console import Console
+        from rich.logging import RichHandler
+
+        handler = RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)
         handler.setFormatter(formatter or logging.Formatter(_RICH_FORMAT))
         return handler
     plain = logging.StreamHandler()
-    plain.setFormatter(formatter or logging.Formatter(_PLAIN_FORMAT))
+    plain.setFormatter(formatter or logging.Formatter(DEFAULT_FORMAT))
     return plain
-
-
-def _rich_handler() -> logging.Handler:
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    return RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)
 
 
 def _file_handler(path: _Path, formatter: logging.Formatter | None) -> _LogFile:
     handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(formatter or logging.Formatter(_PLAIN_FORMAT))
+    handler.setFormatter(formatter or logging.Formatter(DEFAULT_FORMAT))
     return handler
 
 

@@ -131,7 +131,7 @@ def pickled_runner(runner: RunnerBundle) -> bytes:
     from ray import cloudpickle
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc,name-defined,unused-ignore] # untyped where Ray is missing
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: object) -> Any:
             if isinstance(obj, ControlFlags):
                 return str, ()
             # An actor has a main module of its own, so an agent of the program's is sent whole, not by its address.

@@ -87,7 +87,7 @@ class LightningSpanProcessor(SpanProcessor):
                 self._await_in_loop(_store_quietly(store, rollout_id, attempt_id, span), timeout=STORE_SECONDS)
         self._spans.append(span)
 
-    def _await_in_loop(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T | None:
+    def _await_in_loop(self, coroutine: Coroutine[object, object, _T], timeout: float | None = None) -> _T | None:
         """Run a coroutine on the private loop and wait for it; on the loop's own thread it is only scheduled."""
         if self._loop is None:
             coroutine.close()

@@ -59,6 +59,7 @@ class AgentLightningClient:
     """Fetches tasks and resources from an `AgentLightningServer` and posts results. New code uses a store client."""
 
     _next_task_uri: ClassVar[str] = "/task"
+    _submit_tasks_uri: ClassVar[str] = "/tasks"
     _resources_uri: ClassVar[str] = "/resources"
     _latest_resources_uri: ClassVar[str] = "/resources/latest"
     _report_rollout_uri: ClassVar[str] = "/rollout"
@@ -155,6 +156,20 @@ class AgentLightningClient:
     ) -> str | None:
         """As `submit_task`."""
         return await asyncio.to_thread(self.submit_task, sample, mode, resources_id, metadata)
+
+    def submit_tasks(
+        self, samples: Sequence[TaskInput], mode: RolloutMode | None = None, resources_id: str | None = None
+    ) -> list[str] | None:
+        """Have the server queue several tasks in one request; the ids of their rollouts, or None if that failed."""
+        rows: list[Json] = [{"sample": sample, "mode": mode, "resources_id": resources_id} for sample in samples]
+        answer = self._post_json(self._url(self._submit_tasks_uri), rows)
+        return None if answer is None else answer.get("rollout_ids")
+
+    async def submit_tasks_async(
+        self, samples: Sequence[TaskInput], mode: RolloutMode | None = None, resources_id: str | None = None
+    ) -> list[str] | None:
+        """As `submit_tasks`."""
+        return await asyncio.to_thread(self.submit_tasks, samples, mode, resources_id)
 
     def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
         """Resources by their id, asked for once; None if they cannot be had, or if the id is None.
@@ -339,7 +354,8 @@ class AgentLightningClient:
         """Headers and body of a request."""
         if payload is None:
             return self._default_headers, None
-        headers, body = {**self._default_headers, "Content-Type": "application/json"}, _json_bytes(payload)
+        headers = {**self._default_headers, "Content-Type": "application/json"}
+        body = json.dumps(to_jsonable_python(payload)).encode()
         if self._server_takes_gzip and len(body) > COMPRESS_FROM_BYTES:
             return {**headers, "Content-Encoding": "gzip"}, compressed(body)
         return headers, body
@@ -474,10 +490,6 @@ def _checked(model: type[ModelT], answer: Json | None) -> ModelT | None:
     except ValidationError as error:
         logger.debug("The server's answer is not a valid %s: %s", model.__name__, error)
         return None
-
-
-def _json_bytes(payload: object) -> bytes:
-    return json.dumps(to_jsonable_python(payload)).encode()
 
 
 def _version_of(update: ResourcesUpdate) -> tuple[str, int]:

@@ -13,12 +13,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from agentlightning.errors import InvalidValue, SpansEvicted, StoreUnavailable
 from agentlightning.legacy.results import RESULT, rollout_from_spans, spans_of
+from agentlightning.runner.failures import FailureNote
 from agentlightning.runner.results import output_of
 from agentlightning.store.base import LightningStore, is_finished, is_queuing, is_running
 from agentlightning.store.foreign import adapted
@@ -110,7 +110,7 @@ class ServerDataStore:
                 check_sendable(f"Task '{task.rollout_id}'", task.model_dump())
             except InvalidValue as error:
                 logger.warning("%s It has failed.", error)
-                reason = {"type": type(error).__name__, "message": str(error), "time": time.time()}
+                reason = FailureNote.of(error).as_metadata()
                 await self.store.update_attempt(task.rollout_id, "latest", status="failed", metadata={"error": reason})
                 continue
             self._processing_tasks[task.rollout_id] = task
@@ -308,7 +308,7 @@ class ServerDataStore:
                 await close()
 
 
-def check_sendable(what: str, value: Any) -> None:
+def check_sendable(what: str, value: object) -> None:
     """Refuse what no answer can carry, before a store that keeps everything has taken it."""
     try:
         json.dumps(to_jsonable_python(value), ensure_ascii=False).encode()

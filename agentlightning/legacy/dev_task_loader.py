@@ -73,6 +73,12 @@ class DevTaskLoader(AgentLightningClient):
         self._tasks.append(task.model_copy(update=given))
         return task.rollout_id
 
+    def submit_tasks(
+        self, samples: Sequence[TaskInput], mode: RolloutMode | None = None, resources_id: str | None = None
+    ) -> list[str] | None:
+        """Append tasks to the list."""
+        return [rollout_id for sample in samples if (rollout_id := self.submit_task(sample, mode, resources_id))]
+
     def _numbered(self, index: int, sample: TaskInput) -> Task:
         return Task(
             rollout_id=f"local_task_{index + 1:03d}",

@@ -371,7 +371,7 @@ class _ChildRun:
 
 
 def _work(
-    tracer: HttpTracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: JsonObject, sender: Connection
+    tracer: HttpTracer, func: Callable[..., object], args: tuple[object, ...], kwargs: JsonObject, sender: Connection
 ) -> None:
     leave_with_parent()
     # A forked child inherits the context of its parent, where another trace may be open.
@@ -381,7 +381,7 @@ def _work(
     sender.close()
 
 
-def _traced(tracer: HttpTracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: JsonObject) -> _Outcome:
+def _traced(tracer: HttpTracer, func: Callable[..., object], args: tuple[object, ...], kwargs: JsonObject) -> _Outcome:
     outcome = _Outcome()
     with tracer._trace_context_sync(getattr(func, "__name__", None)) as trace:
         try:

@@ -116,7 +116,7 @@ def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
     return RolloutLegacy(**known, final_reward=reward, metadata={RESULT: output_of(result)})
 
 
-def _fields_from_items(items: list[Any]) -> JsonObject:
+def _fields_from_items(items: list[object]) -> JsonObject:
     if triplets := _all_of(Triplet, items):
         return {"triplets": triplets, "final_reward": triplets[-1].reward}
     if entries := _all_of(dict, items):
@@ -167,7 +167,7 @@ def spans_of(rollout: RolloutLegacy, attempt: Attempt, now: float) -> list[Span]
     return spans
 
 
-def _side(side: str, role: str, value: Any) -> Attributes:
+def _side(side: str, role: str, value: object) -> Attributes:
     """Attributes of a prompt or a completion: token ids where there are some, messages otherwise."""
     if isinstance(value, Mapping) and isinstance(value.get("token_ids"), list):
         name = {"prompt": "prompt_token_ids", "completion": "response_token_ids"}[side]
@@ -261,7 +261,7 @@ def _attributes(value: object) -> Attributes:
     return {str(name): _attribute_value(item) for name, item in _mapping(value).items() if item is not None}
 
 
-def _attribute_value(value: Any) -> Any:
+def _attribute_value(value: object) -> Any:
     if isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, list) and ({type(item) for item in value} <= {str} or _all_of((bool, int, float), value)):

@@ -1,7 +1,7 @@
 """The v0.1 protocol over HTTP: a few lines each between a request and the data store of a server.
 
 GET   /task, /resources/latest, /resources/{resource_id}, /health
-POST  /task, /resources, /rollout, /rollouts
+POST  /task, /tasks, /resources, /rollout, /rollouts
 
 Every request is checked first: its caller, its token, the size of its body. Clients may compress what they post: every
 answer offers it with the response header `Accept-Encoding` of RFC 7694. A malformed request is answered with 400, a
@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
@@ -46,6 +46,9 @@ class Submission(BaseModel):
     mode: RolloutMode | None = None
     resources_id: str | None = None
     metadata: JsonObject | None = None
+
+
+_SUBMISSIONS: Final = TypeAdapter(list[Submission])
 
 
 class Publication(BaseModel):
@@ -83,6 +86,13 @@ class Call:
         task = Submission.model_validate_json(self.body)
         rollout_id = await self.store.add_task(task.sample, task.mode, task.resources_id, task.metadata)
         return json_response({"rollout_id": rollout_id})
+
+    async def submit_tasks(self) -> Response:
+        """Queue several tasks, in order; none of them if one is malformed."""
+        tasks = _SUBMISSIONS.validate_json(self.body)
+        check_sendable("A task", [task.model_dump() for task in tasks])
+        ids = [await self.store.add_task(one.sample, one.mode, one.resources_id, one.metadata) for one in tasks]
+        return json_response({"rollout_ids": ids})
 
     async def latest_resources(self) -> Response:
         """What was published last; 404 if nothing was.
@@ -149,6 +159,7 @@ class LegacyApp:
         for verb, path, endpoint in (
             ("GET", "/task", Call.next_task),
             ("POST", "/task", Call.submit_task),
+            ("POST", "/tasks", Call.submit_tasks),
             ("GET", "/resources/latest", Call.latest_resources),
             ("GET", "/resources/{resource_id}", Call.resources_by_id),
             ("POST", "/resources", Call.publish_resources),
@@ -218,7 +229,7 @@ def _written(answer: BaseModel) -> Response:
 
 
 async def _until_stopped(
-    coming: Coroutine[Any, Any, ResultT], stopping: asyncio.Event, seconds: float
+    coming: Coroutine[object, object, ResultT], stopping: asyncio.Event, seconds: float
 ) -> ResultT | None:
     """What is coming, or None if it does not come in time or the server stops."""
     work, stop = asyncio.create_task(coming), asyncio.create_task(stopping.wait())

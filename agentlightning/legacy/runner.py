@@ -14,7 +14,6 @@ import inspect
 import json
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from agentlightning.legacy.results import rollout_from_result
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.decorator import FunctionalLitAgent
 from agentlightning.litagent.litagent import is_v0_1_rollout_api
+from agentlightning.runner.attempt import last_trace
+from agentlightning.runner.failures import FailureNote
 from agentlightning.tracer import Tracer
 from agentlightning.types import (
     NamedResources,
@@ -52,8 +53,6 @@ ResultT = TypeVar("ResultT")
 
 ERROR: Final = "error"
 """Metadata key of a result that says why there is none."""
-_LONGEST_TEXT: Final = 20_000
-"""Characters of a traceback that are kept."""
 _TRAINING: Final = ("training_rollout", "rollout")
 _OTHERS: Final = ("validation_rollout", "rollout", "training_rollout")
 """In the first release, an agent that only said how to train validated in the same way."""
@@ -182,7 +181,7 @@ class LegacyAgentRunner(ParallelWorkerBase):
     def _to_rollout_object(self, result: object, rollout_id: str, task: Task | None = None) -> RolloutLegacy:
         """What the agent returned, with what it leaves out taken from its trace."""
         rollout = rollout_from_result(task or Task(rollout_id=rollout_id, input=None), result)
-        spans = _returned_spans(result) or self._last_trace()
+        spans = _returned_spans(result) or last_trace(self.tracer)
         triplets = rollout.triplets if rollout.triplets is not None else self._triplets(spans)
         reward = rollout.final_reward
         if reward is None and triplets:
@@ -193,12 +192,6 @@ class LegacyAgentRunner(ParallelWorkerBase):
         if task is None and not isinstance(result, RolloutLegacy):
             changes["task"] = None
         return rollout.model_copy(update=changes)
-
-    def _last_trace(self) -> Sequence[ReadableSpan]:
-        try:
-            return self.tracer.get_last_trace()
-        except (RuntimeError, NotImplementedError):  # it has recorded nothing, or keeps no traces
-            return []
 
     def _triplets(self, spans: Sequence[ReadableSpan | Span]) -> list[Triplet] | None:
         adapter = type(self.triplet_exporter).__name__
@@ -239,12 +232,7 @@ class _Outcome:
         """A result that says only why there is none."""
         rollout = RolloutLegacy(rollout_id=self.task.rollout_id, task=self.task)
         if self.error is not None:
-            text = "".join(traceback.format_exception(self.error))[-_LONGEST_TEXT:]
-            rollout.metadata[ERROR] = {
-                "type": type(self.error).__name__,
-                "message": str(self.error),
-                "traceback": text,
-            }
+            rollout.metadata[ERROR] = FailureNote.of(self.error).as_metadata()
         return rollout
 
 
@@ -274,7 +262,7 @@ def rollout_method(agent: LitAgent[TaskInput], mode: RolloutMode | None, *, pref
     suffixes = ("_async", "") if prefers_async else ("", "_async")
     for name in _TRAINING if mode == "train" else _OTHERS:
         for full_name in [name + suffix for suffix in suffixes]:
-            method: Callable[..., Any] | None = getattr(agent, full_name, None)
+            method: Callable[..., object] | None = getattr(agent, full_name, None)
             if method is not None and getattr(method, "__func__", method) is not getattr(LitAgent, full_name):
                 return method
     return agent.rollout  # which says what is missing
@@ -307,7 +295,7 @@ async def call_on_loop(agent: LitAgent[TaskInput], task: Task, resources: NamedR
     return work.result()
 
 
-async def _called(method: Callable[..., Any], task: Task, resources: NamedResources) -> object:
+async def _called(method: Callable[..., object], task: Task, resources: NamedResources) -> object:
     arguments = _arguments(method, task, resources)
     if inspect.iscoroutinefunction(method):
         result: object = await method(task.input, **arguments)
@@ -325,7 +313,7 @@ async def _contained(work: Any) -> object:
     return result
 
 
-def _arguments(method: Callable[..., Any], task: Task, resources: NamedResources) -> JsonObject:
+def _arguments(method: Callable[..., object], task: Task, resources: NamedResources) -> JsonObject:
     if is_v0_1_rollout_api(method):
         return {"rollout_id": task.rollout_id, "resources": resources}
     return {"resources": resources, "rollout": RolloutLegacy(rollout_id=task.rollout_id, task=task)}

@@ -144,7 +144,7 @@ def _client_of(backend: Backend) -> Iterator[AgentLightningClient]:
 # ---------------------------------------------------------------------- parts
 
 
-def _exporter_for(agent: LitAgent[TaskInput], adapter: TraceAdapter[Any]) -> TraceAdapter[Any]:
+def _exporter_for(agent: LitAgent[TaskInput], adapter: TraceAdapter[Any]) -> TraceAdapter[object]:
     """The adapter, for the agents that the agent says are to be trained."""
     if agent.trained_agents is None:
         return adapter

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentlightning.legacy.litellm_exporter import LightningSpanExporter
+    from agentlightning.legacy.stream_conversion import StreamConversionMiddleware
     from agentlightning.llm_proxy.budgets import Budget
     from agentlightning.llm_proxy.proxy import LLMProxy, ModelConfig, get_active_llm_proxy, set_active_llm_proxy
 
@@ -17,6 +18,7 @@ __all__ = [
     "LLMProxy",
     "LightningSpanExporter",
     "ModelConfig",
+    "StreamConversionMiddleware",
     "get_active_llm_proxy",
     "set_active_llm_proxy",
 ]
@@ -27,6 +29,7 @@ _HOME_OF = {
     "LLMProxy": "llm_proxy.proxy",
     "LightningSpanExporter": "legacy.litellm_exporter",
     "ModelConfig": "llm_proxy.proxy",
+    "StreamConversionMiddleware": "legacy.stream_conversion",
     "get_active_llm_proxy": "llm_proxy.proxy",
     "set_active_llm_proxy": "llm_proxy.proxy",
 }

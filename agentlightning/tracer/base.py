@@ -213,5 +213,5 @@ class Tracer(Component, ParallelWorkerBase):
         return None
 
 
-def _name_of(func: Callable[..., Any]) -> str:
+def _name_of(func: Callable[..., object]) -> str:
     return getattr(func, "__name__", type(func).__name__)

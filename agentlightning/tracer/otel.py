@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -54,7 +54,7 @@ class OtelTracer(RecordingTracer):
         self.instrument = instrument
         self._applied: tuple[Instrumentation, ...] = ()
 
-    def init(self, *args: Any, **kwargs: Any) -> None:
+    def init(self, *args: object, **kwargs: object) -> None:
         """Load what workers will need, so that those that are forked share it."""
         super().init(*args, **kwargs)
         if self.instrument:

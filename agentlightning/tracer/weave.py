@@ -1,12 +1,20 @@
 """WeaveTracer: for programs that use W&B Weave."""
 
 import importlib.util
+from typing import Any, Final
 
 from agentlightning.instrumentation.weave import weave_management
+from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.types import Span, TraceStatus
+from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 
 __all__ = ["WeaveTracer"]
+
+_NAME: Final = LightningSpanAttributes.OPERATION_NAME.value
+_INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
+_OUTPUT: Final = LightningSpanAttributes.OPERATION_OUTPUT.value
 
 
 class WeaveTracer(OtelTracer):
@@ -17,15 +25,24 @@ class WeaveTracer(OtelTracer):
     `instrument` is true.
     """
 
-    def __init__(self, *, instrument: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        instrument: bool = True,
+        project_name: str | None = None,
+        weave_user_settings: object = None,
+        instrument_managed: bool = True,
+    ) -> None:
         """ImportError if the package weave is missing.
 
         Args:
             instrument: Apply `agentlightning.instrumentation.instrument_all` in each worker.
+            project_name: Accepted and ignored, as `weave_user_settings`: Weave's service is not used.
+            instrument_managed: The older name of `instrument`; both must be true.
         """
         if importlib.util.find_spec("weave") is None:
             raise ImportError("WeaveTracer needs the package weave: pip install weave, or use OtelTracer.")
-        super().__init__(instrument=instrument)
+        super().__init__(instrument=instrument and instrument_managed)
         self._is_managing = False
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: object, **kwargs: object) -> None:
@@ -39,6 +56,29 @@ class WeaveTracer(OtelTracer):
             self._is_managing = False
             weave_management().release()
         super().teardown_worker(worker_id)
+
+    async def convert_call_to_span(
+        self, call: Any, rollout_id: str | None = None, attempt_id: str | None = None, sequence_id: int | None = None
+    ) -> Span:
+        """A call that Weave has recorded (its `CallSchema`) as a span, named as its function."""
+        values = {_NAME: call.op_name, **(call.attributes or {}), _INPUT: call.inputs, _OUTPUT: call.output}
+        values |= call.summary or {}
+        if call.exception:
+            values["exception.message"] = call.exception
+        given = {name: value for name, value in values.items() if value is not None}
+        return Span.from_attributes(
+            rollout_id=rollout_id or "rollout-dummy",
+            attempt_id=attempt_id or "attempt-dummy",
+            sequence_id=sequence_id or 0,
+            trace_id=call.trace_id,
+            span_id=call.id,
+            parent_id=call.parent_id,
+            name=call.op_name.rpartition("/")[2].partition(":")[0],
+            attributes=sanitize_attributes(flatten_attributes(given)),
+            start_time=call.started_at.timestamp(),
+            end_time=None if call.ended_at is None else call.ended_at.timestamp(),
+            status=TraceStatus(status_code="ERROR" if call.exception else "OK", description=call.exception),
+        )
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_is_managing": False}

@@ -225,6 +225,8 @@ class Program(CapturedProcess):
                 env=dict(plan.env),
                 start_new_session=True,
             )
+        except (KeyboardInterrupt, SystemExit):  # it may run already: the guard finds it when this process has ended
+            raise
         except BaseException:
             await _dismiss(guard)
             raise

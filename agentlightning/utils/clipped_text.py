@@ -1,4 +1,4 @@
-"""Text of any length in bounded memory: its beginning and its end are kept, and how much is missing between them."""
+"""Text that is shown: of any length in bounded memory, without secrets and commands to a terminal; and counts."""
 
 import codecs
 from typing import Final
@@ -11,7 +11,9 @@ _LONGEST_CHARACTER: Final = 4
 
 
 class ClippedText:
-    """Takes UTF-8 in pieces; bytes that are not UTF-8 become replacement characters."""
+    """Keeps the beginning and the end of a text, and how much is missing between them.
+
+    Takes UTF-8 in pieces; bytes that are not UTF-8 become replacement characters."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self.byte_count = 0
@@ -61,3 +63,13 @@ def redacted(text: str, secrets: tuple[str, ...]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):  # one may be part of another
         text = text.replace(secret, _REDACTED)
     return text
+
+
+def printable(text: str, kept: str = "") -> str:
+    """The text with spaces for what a terminal could take for a command, but for the characters that are `kept`."""
+    return "".join(one if one.isprintable() or one in kept else " " for one in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of something: `1 pair`, `2 pairs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -5,6 +5,7 @@ back. Everything here is a pure function except `get_tracer` and `get_tracer_pro
 has installed and never install anything.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -19,7 +20,7 @@ from agentlightning.errors import NoActiveTracer
 from agentlightning.semconv import LightningSpanAttributes, LinkAttributes, LinkPydanticModel
 
 if TYPE_CHECKING:  # the SDK is slow to import
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 __all__ = [
     "flatten_attributes",
@@ -28,6 +29,7 @@ __all__ = [
     "filter_and_unflatten_attributes",
     "sanitize_attributes",
     "sanitize_attribute_value",
+    "sanitize_list_attribute_sanity",
     "check_attributes_sanity",
     "make_tag_attributes",
     "extract_tags_from_attributes",
@@ -36,6 +38,7 @@ __all__ = [
     "query_linked_spans",
     "format_exception_attributes",
     "full_qualified_name",
+    "get_span_processors",
     "get_tracer",
     "get_tracer_provider",
 ]
@@ -45,25 +48,27 @@ SCOPE_NAME: Final = "agentlightning"
 _SCALARS = (str, bool, int, float)
 
 _SpanT = TypeVar("_SpanT")
+_ProcessorT = TypeVar("_ProcessorT", bound="SpanProcessor")
 
 # ---------------------------------------------------------------------- nested values
 
 
 def flatten_attributes(
-    nested_data: Mapping[str, Any] | Sequence[Any], *, expand_leaf_lists: bool = False
+    nested_data: Mapping[str, object] | Sequence[object], *, expand_leaf_lists: bool = False
 ) -> dict[str, Any]:
     """Nested mappings and lists under dotted keys: `{"a": {"b": [{"c": 1}]}}` is `{"a.b.0.c": 1}`.
 
     Args:
         expand_leaf_lists: Also give each item of a list of plain values a key of its own; otherwise such a list is a
-            value. An empty mapping leaves nothing behind, and neither does an empty list that is expanded.
+            value, if its items are of one type. An empty mapping leaves nothing behind, and neither does an empty list
+            that is expanded.
     """
     return dict(_leaves(nested_data, "", expand_leaf_lists))
 
 
 def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
     is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
-    if is_list and path and not expand and all(isinstance(item, _SCALARS) for item in value):
+    if is_list and path and not expand and len(kinds := _kinds(value)) <= 1 and None not in kinds:
         yield path, value
     elif is_list or isinstance(value, Mapping):
         for key, item in enumerate(value) if is_list else value.items():
@@ -76,7 +81,7 @@ def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
+def unflatten_attributes(flat_data: Mapping[str, object]) -> dict[str, Any] | list[Any]:
     """The inverse of `flatten_attributes`; keys that count from 0 become a list.
 
     Where a key holds a value and also has keys below it, the value is found under the empty key.
@@ -111,13 +116,13 @@ def _with_lists(node: Any, *, is_root: bool = False) -> Any:
     return values
 
 
-def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def filter_attributes(attributes: Mapping[str, object], prefix: str) -> dict[str, Any]:
     """The attributes named `prefix` or standing below it."""
     below = prefix + "."
     return {key: value for key, value in attributes.items() if key == prefix or key.startswith(below)}
 
 
-def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any] | list[Any]:
+def filter_and_unflatten_attributes(attributes: Mapping[str, object], prefix: str) -> dict[str, Any] | list[Any]:
     """What stands below `prefix`, nested again and without the prefix; empty if nothing does."""
     below = prefix + "."
     return unflatten_attributes(
@@ -128,31 +133,47 @@ def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) 
 # ---------------------------------------------------------------------- values OpenTelemetry takes
 
 
-def sanitize_attribute_value(value: Any, force: bool = True) -> Any:
-    """A value an attribute can hold: plain values and flat lists of one type as they are, others as JSON text.
+def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
+    """A value an attribute can hold: plain values and flat lists of them as they are, others as JSON text.
 
     Args:
-        force: Write what JSON does not know as `str(value)`; otherwise that raises ValueError.
+        force: Write what JSON does not know as `str(object)`; otherwise that raises ValueError.
     """
-    if isinstance(value, _SCALARS):
-        return value
-    if isinstance(value, (list, tuple)) and _is_uniform(value):
-        return list(value)
+    if isinstance(object, _SCALARS):
+        return object
+    if isinstance(object, (list, tuple)):
+        with contextlib.suppress(ValueError, OverflowError):
+            return sanitize_list_attribute_sanity(object)
     try:
-        return json.dumps(value, default=str if force else None, ensure_ascii=False)
+        return json.dumps(object, default=str if force else None, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         if force:
-            return str(value)
-        raise ValueError(f"A value of type {type(value).__name__} cannot be an attribute: {error}.") from error
+            return str(object)
+        raise ValueError(f"A value of type {type(object).__name__} cannot be an attribute: {error}.") from error
 
 
-def _is_uniform(values: Sequence[Any]) -> bool:
-    """Whether the items are all strings, all booleans, or all numbers."""
-    kinds = {type(value) for value in values}
-    return (len(kinds) <= 1 and kinds <= set(_SCALARS)) or kinds == {int, float}
+def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
+    """A list an attribute can hold: its items are of one type, numbers of several types are made of one.
+
+    Raises:
+        ValueError: some items are neither text, booleans nor numbers, or only some of them are text.
+    """
+    kinds = _kinds(maybe_list)
+    if len(kinds) > 1 and not kinds & {str, None}:
+        number = float if float in kinds else int
+        return [number(item) for item in maybe_list]
+    if len(kinds) > 1 or None in kinds:
+        names = sorted({type(item).__name__ for item in maybe_list})
+        raise ValueError(f"The list has items of the types {', '.join(names)}; give text only, or numbers only.")
+    return list(maybe_list)
 
 
-def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, Any]:
+def _kinds(values: Iterable[object]) -> set[type | None]:
+    """The plain types of the items; None stands for every other type."""
+    return {next((kind for kind in (bool, int, float, str) if isinstance(value, kind)), None) for value in values}
+
+
+def sanitize_attributes(attributes: Mapping[str, object], force: bool = True) -> dict[str, Any]:
     """Attributes of which every value can be held; see `sanitize_attribute_value`."""
     sane = {}
     for key, value in attributes.items():
@@ -170,11 +191,15 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
             raise ValueError(f"Attribute key {key!r} is of type {type(key).__name__}; attribute keys are strings.")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"Attribute '{key}' is {value}; attributes hold finite numbers only.")
-        if isinstance(value, _SCALARS) or (isinstance(value, (list, tuple)) and _is_uniform(value)):
-            continue
-        raise ValueError(
-            f"Attribute '{key}' is of type {type(value).__name__}; use a string, bool, number, or a list of one."
-        )
+        if isinstance(value, (list, tuple)):
+            try:
+                sanitize_list_attribute_sanity(value)
+            except (ValueError, OverflowError) as error:
+                raise ValueError(f"Attribute '{key}': {error}") from error
+        elif not isinstance(value, _SCALARS):
+            raise ValueError(
+                f"Attribute '{key}' is of type {type(value).__name__}; use a string, bool, number, or a list of one."
+            )
 
 
 # ---------------------------------------------------------------------- tags and links
@@ -185,7 +210,7 @@ def make_tag_attributes(tags: Iterable[str]) -> dict[str, str]:
     return {f"{LightningSpanAttributes.TAG.value}.{index}": tag for index, tag in enumerate(tags)}
 
 
-def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
+def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
     """The tags of a span; empty if it has none."""
     prefix = LightningSpanAttributes.TAG.value
     whole = attributes.get(prefix)
@@ -205,7 +230,7 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, str]:
     return attributes
 
 
-def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPydanticModel]:
+def extract_links_from_attributes(attributes: Mapping[str, object]) -> list[LinkPydanticModel]:
     """The links of a span; empty if it has none."""
     links = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.LINK.value)
     if not isinstance(links, list):
@@ -258,7 +283,7 @@ def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
     return attributes
 
 
-def full_qualified_name(obj: Any) -> str:
+def full_qualified_name(obj: object) -> str:
     """Module and name of a class or function; built-ins go without their module."""
     name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__qualname__
     module = getattr(obj, "__module__", None)
@@ -281,6 +306,12 @@ def get_tracer_provider(inspect: bool = True) -> "TracerProvider":
             "or install an OpenTelemetry tracer provider first."
         )
     return provider  # type: ignore[return-value] # the API's type, which a provider other than the SDK's may be
+
+
+def get_span_processors(tracer_provider: "TracerProvider", expected_type: type[_ProcessorT]) -> list[_ProcessorT]:
+    """The processors of this type that a provider gives its spans to."""
+    processors = tracer_provider._active_span_processor._span_processors
+    return [processor for processor in processors if isinstance(processor, expected_type)]
 
 
 def get_tracer(use_active_span_processor: bool = True) -> trace.Tracer:

@@ -32,7 +32,7 @@ def masked(value: Any) -> Any:
     return type(value)(map(masked, value)) if type(value) in (list, tuple) else value
 
 
-def _hidden(value: Any) -> Any:
+def _hidden(value: Any) -> object:
     """The value with all its texts masked; those that are empty show that nothing was given."""
     if isinstance(value, dict):
         return {name: _hidden(item) for name, item in value.items()}

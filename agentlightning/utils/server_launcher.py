@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import inspect
 import ipaddress
 import logging
 import multiprocessing
@@ -19,7 +20,7 @@ import socket
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ __all__ = [
     "PythonServerLauncherArgs",
     "ending_signal",
     "is_loopback",
+    "noop_context",
     "reserved_socket",
 ]
 
@@ -134,8 +136,9 @@ class PythonServerLauncher:
         """Prepare to serve; nothing is bound yet.
 
         Args:
-            app: The ASGI application; in launch mode "mp" a function without arguments that builds it and can be
-                pickled. If it has a method `begin_shutdown`, that is called before its connections are closed.
+            app: The ASGI application. In launch mode "mp" a function without arguments that builds it and can be
+                pickled, or an application, for which this process is forked. If it has a method `begin_shutdown`, that
+                is called before its connections are closed.
             args: Where and how.
             serve_context: Entered around serving, in the loop that serves.
         """
@@ -291,7 +294,8 @@ class PythonServerLauncher:
             logger.warning("The server on %s ended with an error.", self.endpoint, exc_info=error)
 
     def _start_processes(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        # An application of FastAPI cannot be pickled, but a fork has it.
+        context: Any = multiprocessing.get_context("fork" if _is_built(self.app) else "spawn")
         self._leave = context.Event()
         self._ready = [context.Event() for _ in range(self.args.n_workers)]
         for number, ready in enumerate(self._ready):
@@ -372,8 +376,14 @@ def _check_health(url: str) -> None:
         return
 
 
+def _is_built(app: Application) -> bool:
+    """Whether this is an application, which takes scope, receive and send, and not a function that builds one."""
+    needed = [one for one in inspect.signature(app).parameters.values() if one.default is inspect.Parameter.empty]
+    return len(needed) >= len(("scope", "receive", "send"))
+
+
 def _serve_process(
-    build: Callable[[], Application],
+    build: Application,
     args: PythonServerLauncherArgs,
     listening: socket.socket,
     ready: "ProcessEvent",
@@ -387,7 +397,7 @@ def _serve_process(
         time.sleep(args.process_join_timeout)
 
     async def serve() -> None:
-        loop, server = asyncio.get_running_loop(), _new_server(build(), args)
+        loop, server = asyncio.get_running_loop(), _new_server(build if _is_built(build) else build(), args)
         # A terminal signals the whole group: the parent says when to leave, and leaving is finishing what was begun.
         for number in ENDING_SIGNALS:
             loop.add_signal_handler(number, lambda: None)
@@ -400,6 +410,12 @@ def _serve_process(
 
     leave_with_parent(leave_in_time)
     asyncio.run(serve())
+
+
+@contextlib.asynccontextmanager
+async def noop_context() -> AsyncIterator[None]:
+    """A `serve_context` that does nothing."""
+    yield
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def system_snapshot(include_gpu: bool = False) -> dict[str, Any]:
 
     root = os.path.abspath(os.sep)
     counts = lambda: (psutil.cpu_count(logical=False), psutil.cpu_count(logical=True))  # noqa: E731
-    snapshot: dict[str, Any] = {
+    snapshot: dict[str, object] = {
         "timestamp": time.time(),
         **figures(("host",), lambda: (socket.gethostname(),)),
         **figures(("os",), lambda: (f"{platform.system()} {platform.release()}",)),

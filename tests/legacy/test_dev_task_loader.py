@@ -48,9 +48,11 @@ def test_a_submitted_task_is_served_after_the_others(resources: Any, ask: Any) -
     loader = DevTaskLoader(["a"], resources)
 
     rollout_id = ask(loader, "submit_task", "b", "val", None, {"k": "v"})
-    tasks = [loader.poll_next_task() for _ in range(2)]
+    more = ask(loader, "submit_tasks", ["c", "d"])
+    tasks = [loader.poll_next_task() for _ in range(4)]
 
-    assert (rollout_id, tasks[1].rollout_id) == ("local_task_002", "local_task_002")
+    assert (rollout_id, *more) == ("local_task_002", "local_task_003", "local_task_004")
+    assert [task.rollout_id for task in tasks] == ["local_task_001", rollout_id, *more]
     assert (tasks[1].input, tasks[1].mode, tasks[1].metadata) == ("b", "val", {"k": "v"})
 
 

@@ -179,6 +179,7 @@ def test_a_task_that_no_answer_can_carry_is_failed_and_the_next_is_served(
     assert bad.rollout_id in caplog.text
 
 
+@pytest.mark.claim(265)
 def test_a_normal_round_leaves_one_line_for_each_step(
     serve: Any, connect: Any, resources: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_normal_round_leaves_one_line_for_each_step(
     ]
 
 
+@pytest.mark.claim(266)
 def test_health_looks_at_the_store(serve: Any, tmp_path: Path) -> None:
     store = SqliteLightningStore(tmp_path / "runs.db")
     served = serve(store=store)

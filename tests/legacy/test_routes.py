@@ -118,6 +118,7 @@ def test_a_malformed_query_is_refused_with_400(server: AgentLightningServer, que
         ("POST", "/resources", {"resources": {}}),
     ],
 )
+@pytest.mark.claim(453)
 def test_a_server_without_state_answers_503(server: AgentLightningServer, method: str, path: str, body: Any) -> None:
     response = send(server, method, path, json=body)
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agentlightning.semconv import LinkPydanticModel
 from agentlightning.types import Span
@@ -15,6 +17,7 @@ from agentlightning.utils.otel import (
     filter_attributes,
     flatten_attributes,
     format_exception_attributes,
+    get_span_processors,
     make_link_attributes,
     make_tag_attributes,
     query_linked_spans,
@@ -30,6 +33,7 @@ NESTED: list[tuple[Any, dict[str, Any]]] = [
     ([{"a": 1}, {"a": 2}], {"0.a": 1, "1.a": 2}),
     ({"a": 1, "b": "x"}, {"a": 1, "b": "x"}),
     ({}, {}),
+    ({"a": ["x", 1], "b": [1, 0.5]}, {"a.0": "x", "a.1": 1, "b.0": 1, "b.1": 0.5}),
 ]
 
 
@@ -134,3 +138,26 @@ def test_an_exception_is_described() -> None:
 
     assert attributes["exception.type"] == "KeyError"
     assert attributes["exception.stacktrace"].strip() == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(
+    ("values", "held"),
+    [
+        ([1, 1.5], [1.0, 1.5]),
+        ([True, 2], [1, 2]),
+        (["a", 1], '["a", 1]'),
+        ([None], "[null]"),
+        ([], []),
+    ],
+    ids=["numbers", "bool-int", "text-int", "none", "empty"],
+)
+def test_lists_of_several_types_become_one_that_can_be_held(values: list[Any], held: Any) -> None:
+    assert sanitize_attribute_value(values) == held
+
+
+def test_processors_of_a_provider_are_found_by_type() -> None:
+    provider, wanted = TracerProvider(shutdown_on_exit=False), SimpleSpanProcessor(InMemorySpanExporter())
+    provider.add_span_processor(wanted)
+
+    assert get_span_processors(provider, SimpleSpanProcessor) == [wanted]
+    assert get_span_processors(provider, BatchSpanProcessor) == []

@@ -6,15 +6,17 @@ thread, one large body at a time.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 from agentlightning.asgi.compression import THREAD_FROM_BYTES, decompress
-from agentlightning.asgi.request import Request
+from agentlightning.asgi.request import Message, Receive, Request, RequestTimeout
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var
 from agentlightning.errors import PayloadTooLarge
+from agentlightning.utils.deadline import within
 
 __all__ = ["LARGE_BYTES", "Answers", "Bodies", "Room", "check_values"]
 
@@ -28,6 +30,10 @@ ROOM_BYTES: Final = 64 * 1024**2
 """What the bodies of one server may take at a time; further ones wait. One that is larger is let in alone."""
 SMALL_BYTES: Final = 64 * 1024
 """Bodies up to this do not count: there are at most as many as connections."""
+SLOWEST_BYTES_PER_SECOND: Final = 256 * 1024
+"""A body that comes more slowly is given up while others wait for its memory."""
+GRACE_SECONDS: Final = 2.0
+"""How long a body may be slow."""
 _OBJECTS_FACTOR: Final = 4
 """How much more memory objects take than their JSON."""
 _PIECE_BYTES: Final = 64 * 1024
@@ -43,20 +49,20 @@ class Room:
 
     def __init__(self, total: int) -> None:
         self.total = self.free = total
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
     async def taken(self, amount: int) -> AsyncIterator[None]:
         """Wait until so much is free, or all, and have it for the length of the block."""
         amount = min(amount, self.total)
-        if self._waiting or amount > self.free:
+        if self.waiting or amount > self.free:
             place = (amount, asyncio.get_running_loop().create_future())
-            self._waiting.append(place)
+            self.waiting.append(place)
             try:
                 await place[1]
             except asyncio.CancelledError:
-                if place in self._waiting:
-                    self._waiting.remove(place)
+                if place in self.waiting:
+                    self.waiting.remove(place)
                 else:
                     self.give_back(amount)
                 raise
@@ -69,8 +75,8 @@ class Room:
 
     def give_back(self, amount: int) -> None:
         self.free += amount
-        while self._waiting and (self._waiting[0][1].cancelled() or self._waiting[0][0] <= self.free):
-            amount, place = self._waiting.popleft()
+        while self.waiting and (self.waiting[0][1].cancelled() or self.waiting[0][0] <= self.free):
+            amount, place = self.waiting.popleft()
             if not place.cancelled():
                 self.free -= amount
                 place.set_result(None)
@@ -101,6 +107,7 @@ class Bodies:
         async with AsyncExitStack() as memory:
             if SMALL_BYTES < size <= max_bytes:
                 await memory.enter_async_context(self._room.taken(size))
+                request = Request(request.scope, _steady(request.receive, self._room))
             count = None if size <= SMALL_BYTES or request.is_compressed else ValueCount(self._most_values)
             body = await request.body(
                 max_bytes=max_bytes,
@@ -126,6 +133,27 @@ class Bodies:
             return check_and_parse()
         async with self._parsing.taken(1):
             return await asyncio.to_thread(check_and_parse)
+
+
+def _steady(receive: Receive, room: Room) -> Receive:
+    """Receive a body that takes room; a slow one is refused while others wait for that room."""
+    began, size = time.monotonic(), 0
+
+    async def receive_steadily() -> Message:
+        nonlocal size
+        while True:
+            seconds = time.monotonic() - began
+            if seconds > GRACE_SECONDS and room.waiting and size < seconds * SLOWEST_BYTES_PER_SECOND:
+                raise RequestTimeout(
+                    f"{size} bytes of the request came in {seconds:.0f} s, and others wait for the memory that it "
+                    "takes; send it again, faster or in smaller parts."
+                )
+            with suppress(TimeoutError):
+                message = await within(GRACE_SECONDS, receive())
+                size += len(message.get("body", b""))
+                return message
+
+    return receive_steadily
 
 
 class Answers:

@@ -33,10 +33,6 @@ _CONTAINER_HOSTS: Final = ("host.docker.internal", "host.containers.internal")
 """Names that containers have for the machine they run on; nobody can register them."""
 
 
-def _no_page(path: str) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class CallerCheck:
     """Which web pages may call one server."""
@@ -47,7 +43,7 @@ class CallerCheck:
     """Origins whose pages may call; "*" stands for all."""
     origin_option: str | None = None
     """The option that allows an origin, for messages; None if the server has none."""
-    is_page: Callable[[str], bool] = _no_page
+    is_page: Callable[[str], bool] = lambda path: False
     """Whether a path is a static page, which links on other sites may open."""
 
     def check(self, scope: ConnectionScope) -> None:

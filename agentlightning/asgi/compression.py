@@ -31,8 +31,7 @@ def too_large(max_bytes: int) -> PayloadTooLarge:
 
 def compressed(body: bytes) -> bytes:
     """A body as gzip."""
-    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
-    return compressor.compress(body) + compressor.flush()
+    return b"".join(compressed_parts([body]))
 
 
 def compressed_parts(parts: Iterable[bytes]) -> Iterator[bytes]:

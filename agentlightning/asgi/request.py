@@ -91,6 +91,8 @@ class Request:
             left = IDLE_SECONDS if deadline is None else min(IDLE_SECONDS, deadline - time.monotonic())
             try:
                 message = await within(left, self.receive())
+            except RequestTimeout:
+                raise
             except TimeoutError as error:
                 limit = f"within {timeout_seconds:g} s" if deadline is not None else f"for {IDLE_SECONDS:g} s"
                 raise RequestTimeout(f"Nothing more of the request came {limit}.") from error

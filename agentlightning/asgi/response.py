@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -88,7 +88,7 @@ def response_of(status: int, parts: Iterator[bytes]) -> Response | LargeResponse
     return Response(status, b"".join(made))
 
 
-def json_response(value: Any, status: int = 200, headers: Sequence[Header] = ()) -> Response:
+def json_response(value: object, status: int = 200, headers: Sequence[Header] = ()) -> Response:
     return Response(status, orjson.dumps(value, default=str), headers=headers)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
+from agentlightning.asgi import bodies as asgi_bodies
 from agentlightning.asgi import response
 from agentlightning.asgi.bodies import ROOM_BYTES, Answers, Bodies, Room, check_values
-from agentlightning.asgi.request import Disconnected, Receive, Request
+from agentlightning.asgi.request import Disconnected, Message, Receive, Request, RequestTimeout
 from agentlightning.errors import InvalidValue, PayloadTooLarge
 
 MEGABYTE = 1024**2
@@ -58,6 +59,48 @@ async def test_bodies_that_do_not_fit_wait_for_those_before_them() -> None:
         assert not second.done()
 
     assert len(await second) == ROOM_BYTES // 2 + 1
+
+
+def announces_everything(receive: Receive) -> Request:
+    """A body that takes all the memory there is."""
+    return Request({"headers": [(b"content-length", b"%d" % ROOM_BYTES)]}, receive)
+
+
+def part(share: float, *, is_last: bool) -> Message:
+    return {"type": "http.request", "body": b"a" * int(share * ROOM_BYTES), "more_body": not is_last}
+
+
+@pytest.fixture
+def arriving(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[Message]":
+    """What the sender sends; it may be slow for a moment only."""
+    monkeypatch.setattr(asgi_bodies, "GRACE_SECONDS", 0.01)
+    return asyncio.Queue()
+
+
+async def test_a_body_that_does_not_come_gives_its_memory_to_whoever_waits_for_it(
+    arriving: "asyncio.Queue[Message]",
+) -> None:
+    bodies = Bodies()
+    silent = asyncio.create_task(read(bodies, announces_everything(arriving.get)))
+    await asyncio.sleep(0)
+
+    assert len(await read(bodies, sends(b"a" * MEGABYTE))) == MEGABYTE
+    with pytest.raises(RequestTimeout, match=r"^0 bytes of the request came in \d+ s, and others wait"):
+        await silent
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["nobody waits", "most has come"])
+async def test_a_slow_body_is_read_where_it_harms_nobody(arriving: "asyncio.Queue[Message]", waits: bool) -> None:
+    bodies = Bodies()
+    slow = asyncio.create_task(read(bodies, announces_everything(arriving.get)))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(read(bodies, sends(b"a" * MEGABYTE)))] if waits else []
+    arriving.put_nowait(part(0.75 if waits else 0.0, is_last=False))
+    await asyncio.sleep(0.05)  # longer than it may be slow
+    arriving.put_nowait(part(0.25, is_last=True))
+
+    assert len(await slow) == (ROOM_BYTES if waits else ROOM_BYTES // 4)
+    await asyncio.gather(*waiting)
 
 
 async def held(room: Room, amount: int, until: Callable[[], Awaitable[object]], order: list[int]) -> None:

@@ -6,10 +6,11 @@ import sys
 from typing import Any
 
 from agentlightning.cli.command import Command, CommandParser, print_json
-from agentlightning.cli.stores import open_store
+from agentlightning.cli.stores import open_store, outage_of
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import LightningStore
+from agentlightning.utils.clipped_text import printable
 from agentlightning.verdict import verdict_of_rollout, verdict_of_run
 
 EXAMPLES = """\
@@ -33,17 +34,19 @@ def _add_arguments(parser: CommandParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
+    outage = outage_of(arguments.store, token)
+    if outage is not None:
+        raise outage
     store = open_store(arguments.store, token, must_exist=True)
     found, lines = asyncio.run(_closing(store, arguments.id))
     if arguments.json:
         print_json(found)
     else:
-        shown = ("".join(one if one.isprintable() else " " for one in line) for line in lines)
-        sys.stdout.write("".join(f"{line}\n" for line in shown))
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
     return 0
 
 
-async def _closing(store: LightningStore, wanted: str | None) -> tuple[dict[str, Any], list[str]]:
+async def _closing(store: LightningStore, wanted: str | None) -> tuple[dict[str, object], list[str]]:
     try:
         return await judged(store, wanted)
     finally:

@@ -10,12 +10,12 @@ A prompt repeats the conversation before it; only its messages after the last on
 """
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from agentlightning.emitter.object import literal_value
 from agentlightning.errors import InvalidValue
 from agentlightning.events.event import (
     AgentEvent,
@@ -176,9 +176,9 @@ def _value(attributes: Mapping[str, AttributeValue], type_name: str | None) -> o
     text = attributes.get(_JSON, attributes.get("object"))
     try:
         if literal is not None:
-            return base64.b64decode(str(literal), validate=True) if type_name == "bytes" else literal
+            return literal_value(literal, type_name)
         return json.loads(text) if isinstance(text, str) else None
-    except (binascii.Error, ValueError):
+    except ValueError:
         return literal if literal is not None else text
 
 
@@ -313,5 +313,5 @@ def _object_attributes(event: ObjectEvent) -> dict[str, AttributeValue]:
     except (TypeError, ValueError) as error:
         message = f"The object of an event is of type {type_name}, which JSON cannot hold: {error}."
         raise InvalidValue(message) from error
-    own: dict[str, AttributeValue] = {_LITERAL: value} if isinstance(value, _LITERALS) else {_JSON: text}
+    own: dict[str, AttributeValue] = {_LITERAL: str(value)} if isinstance(value, _LITERALS) else {_JSON: text}
     return {_TYPE: type_name, "object": text, **own}

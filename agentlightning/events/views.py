@@ -333,13 +333,16 @@ def _conversation_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
     above = by_id.get(span.parent_id or "")
     if above is not None and (team := _TEAM_ID.search(_text(above, _MESSAGE_RECIPIENT) or "")):
         return team.group()
+    return next((each.span_id for each in upwards(above, by_id) if _CHAT_RECIPIENT in each.attributes), None)
+
+
+def upwards(span: Span | None, by_id: Mapping[str, Span]) -> Iterator[Span]:
+    """The span and those around it, from the inside."""
     seen: set[str] = set()
-    while above is not None and above.span_id not in seen:
-        if _CHAT_RECIPIENT in above.attributes:
-            return above.span_id
-        seen.add(above.span_id)
-        above = by_id.get(above.parent_id or "")
-    return None
+    while span is not None and span.span_id not in seen:
+        yield span
+        seen.add(span.span_id)
+        span = by_id.get(span.parent_id or "")
 
 
 def _in_order(spans: Iterable[Span]) -> list[Span]:

@@ -7,13 +7,14 @@ still to be seen there.
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.trajectory import DropReason, Trajectory
 from agentlightning.algorithm.batches import READS_AT_ONCE
+from agentlightning.events.advice import rewards_by_agent
 from agentlightning.llm_proxy.call_record import ATTRIBUTE_PREFIX, CALL_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rollout_index import failure_text
@@ -51,6 +52,7 @@ class RolloutEvidence:
     """What one of the failed model calls was answered."""
     answer: tuple[tuple[int, ...], ...] | None = None
     """The tokens that the model chose; None if they were not recorded."""
+    rewards_by_agent: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def has_reward(self) -> bool:
@@ -150,6 +152,7 @@ async def read_rollout(store: LightningStore, rollout: AttemptedRollout | Rollou
         calls_failed=len(calls.errors),
         call_error=calls.errors[0] if calls.errors else None,
         answer=calls.answer,
+        rewards_by_agent=rewards_by_agent(spans),
     )
 
 

@@ -5,13 +5,14 @@ ordered by what hides what: where rollouts fail, nothing can be said of their an
 that a verdict names; those after it are named too.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
 from agentlightning.algorithm.sentinel import DISTINCT, LENGTH, TRAINED, WATCHED, WATCHED_ERROR, alarms_of
+from agentlightning.events.advice import weakest_agent
 from agentlightning.verdict.evidence import Evidence, RolloutEvidence
 
 MOST: Final = 0.5
@@ -75,7 +76,8 @@ def _nothing_ran(evidence: Evidence) -> Finding | None:
     return Finding(
         "nothing_ran",
         f"No rollout was finished: {waiting}.",
-        "Start runners (n_runners of the Trainer, or `agl runner`), and see that the data set is not empty.",
+        "Start runners (n_runners of the Trainer, or `agl runner`), see that the data set is not empty, and let an "
+        "algorithm of your own wait for what it enqueues (`store.wait_for_rollouts`).",
         {"waiting": evidence.waiting},
     )
 
@@ -398,6 +400,18 @@ def _few_steps(evidence: Evidence) -> Finding | None:
     )
 
 
+def _weak_agent(evidence: Evidence) -> Finding | None:
+    """Of several agents with rewards of their own, the one to optimise first."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for one in evidence.training:
+        for agent, values in one.rewards_by_agent.items():
+            rewards[agent] += values
+    found = weakest_agent({agent: values for agent, values in rewards.items() if len(values) >= LEAST_ROLLOUTS})
+    if found is None:
+        return None
+    return Finding("weak_agent", found.sentence, found.advice, {"reward": fmean(rewards[found.about])})
+
+
 _RULES: Final[Sequence[Rule]] = (
     _nothing_ran,
     _failed,
@@ -432,6 +446,7 @@ _RULES: Final[Sequence[Rule]] = (
     _learning_rate_too_low,
     _one_task,
     _few_steps,
+    _weak_agent,
 )
 FINDINGS: Final = (
     *("nothing_ran", "failed", "timeout", "lost_workers", "model_calls_failed", "no_reward", "bad_reward"),
@@ -445,6 +460,7 @@ FINDINGS: Final = (
         "learning_rate_too_low",
         "one_task",
         "few_steps",
+        "weak_agent",
     ),
 )
 """The names of all findings."""

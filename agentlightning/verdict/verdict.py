@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
 
+from agentlightning.events import suggestions
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, Rollout, Run
 from agentlightning.verdict.evidence import Evidence, RolloutEvidence, read_evidence, read_rollout
@@ -127,8 +128,9 @@ def _training_gain(rewards: list[float]) -> Gain | None:
 
 
 async def verdict_of_rollout(store: LightningStore, rollout: AttemptedRollout | Rollout) -> list[str]:
-    """What happened to one rollout, line by line."""
-    return list(_lines(await read_rollout(store, rollout)))
+    """What happened to one rollout, line by line, and what to improve in a team that ran it."""
+    spans = await store.query_spans(rollout.rollout_id, "latest")
+    return [*_lines(await read_rollout(store, rollout)), *map(str, suggestions(spans))]
 
 
 def _lines(found: RolloutEvidence) -> list[str]:

@@ -39,9 +39,19 @@ from agentlightning.events import (
     pipeline,
     span_of,
     stream_events,
+    suggestions,
 )
 from agentlightning.store import InMemoryLightningStore, LightningStore
-from agentlightning.types import LLM, AgentMatcher, AgentRule, NamedResources, PromptTemplate, Rollout, Span
+from agentlightning.types import (
+    LLM,
+    AgentMatcher,
+    AgentRule,
+    NamedResources,
+    PromptTemplate,
+    Rollout,
+    Span,
+    TraceStatus,
+)
 from tests.stub_model.server import StubModel
 
 
@@ -444,6 +454,109 @@ def test_rewards_are_added_up_by_agent_and_task() -> None:
 
     assert {name: one.rewards.mean for name, one in by_agent(events).items()} == {"solver": 0.75, "critic": 0.0}
     assert by_task(events)["ro-1"].rewards.total == 1.5
+
+
+@pytest.mark.claim(339)
+def test_an_algorithm_optimises_the_agent_whose_rewards_are_lowest() -> None:
+    chosen: list[tuple[str, float | None]] = []
+
+    @agl.algo
+    async def improve_the_weakest(*, store: LightningStore) -> None:
+        prompts: dict[str, Any] = {f"{name}/prompt": _prompt(name) for name in ("writer", "critic", "editor")}
+        for _ in range(3):
+            await store.add_resources(prompts)
+            queued = await store.enqueue_rollout("task")
+            await store.wait_for_rollouts(rollout_ids=[queued.rollout_id], timeout=60)
+            teams = by_agent(events_of_spans(await store.query_spans(queued.rollout_id)))
+            rewards = {name: team.rewards.mean or 0.0 for name, team in teams.items() if name is not None}
+            weakest = min(rewards, key=lambda name: rewards[name])
+            chosen.append((weakest, rewards[weakest]))
+            prompts[f"{weakest}/prompt"] = _prompt(f"{weakest}, carefully")
+
+    @agl.rollout
+    def team(task: str, resources: NamedResources) -> None:
+        for member, reward in (("writer", 0.5), ("critic", 0.25), ("editor", 0.75)):
+            prompt = agl.resources_for(member, resources)["prompt"]
+            tracer = agl.get_active_tracer()
+            assert tracer is not None
+            assert isinstance(prompt, PromptTemplate)
+            with tracer.operation_context(f"invoke_agent {member}", {"gen_ai.agent.name": member}):
+                agl.emit_reward(1.0 if "carefully" in prompt.template else reward)
+
+    agl.Trainer(algorithm=improve_the_weakest, strategy="shm", progress="off").fit(team)
+
+    assert chosen == [("critic", 0.25), ("writer", 0.5), ("editor", 0.75)]
+
+
+def _prompt(text: str) -> PromptTemplate:
+    return PromptTemplate(template=text, engine="f-string")
+
+
+def _crew_task(name: str, role: str, **fields: Any) -> Span:
+    attributes = {"crewai.task.name": name, "crewai.task.description": name, "crewai.task.agent_role": role}
+    return _span(f"{name}.task", attributes, span_id=name, **fields)
+
+
+def _failed(reason: str) -> TraceStatus:
+    return TraceStatus(status_code="ERROR", description=reason)
+
+
+@pytest.mark.claim(344, 339)
+@pytest.mark.parametrize(
+    ("spans", "about", "shown", "advised"),
+    [
+        pytest.param(
+            [_crew_task("look", "Looker", status=_failed("no such page")), _crew_task("write", "Writer")],
+            *("look", "failed in 1 of 1 runs, most often with: no such page.", "Fix the error"),
+            id="a task fails",
+        ),
+        pytest.param(
+            [
+                _crew_task("write", "Writer"),
+                _span("guardrail", {"crewai.guardrail.success": True}, parent_id="write"),
+                _span(
+                    "guardrail",
+                    {"crewai.guardrail.success": False, "crewai.guardrail.error": "too long"},
+                    parent_id="write",
+                ),
+            ],
+            *("write", "in 1 of 2 cases, most often with: too long.", "expected output"),
+            id="an answer is refused",
+        ),
+        pytest.param(
+            [
+                _span("weather.tool", {"tool.name": "weather"}),
+                _span("weather.tool", {"tool.name": "weather"}, status=_failed("KeyError: 'city'")),
+            ],
+            *("weather", "failed in 1 of 2 calls, most often with: KeyError: 'city'.", "arguments"),
+            id="a tool fails",
+        ),
+        pytest.param(
+            [
+                _crew_task("look", "Looker"),
+                _crew_task("write", "Writer"),
+                _span("agentlightning.reward", {"reward": 0.9}, parent_id="look"),
+                _span("agentlightning.reward", {"reward": 0.2}, parent_id="write"),
+            ],
+            *("Writer", "0.20 in the mean of 1, where the others have 0.90", "Writer/prompt"),
+            id="an agent has the lowest reward",
+        ),
+    ],
+)
+def test_a_crew_is_given_suggestions_what_to_optimise(spans: list[Span], about: str, shown: str, advised: str) -> None:
+    [found] = suggestions(spans)
+
+    assert found.about == about
+    assert shown in found.sentence
+    assert advised in found.advice
+
+
+@pytest.mark.claim(344)
+def test_a_crew_that_works_gets_no_suggestions() -> None:
+    rewards = [_span("agentlightning.reward", {"reward": 1.0}, parent_id=name) for name in ("look", "write")]
+    tools = [_span("weather.tool", {"tool.name": "weather"})] * 3
+
+    assert suggestions([_crew_task("look", "Looker"), _crew_task("write", "Writer"), *rewards, *tools]) == []
 
 
 # ------------------------------------------------------------------ following

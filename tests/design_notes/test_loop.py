@@ -335,6 +335,24 @@ def test_algo_hands_over_what_a_function_asks_for(kind: str) -> None:
     assert seen["queued"].status == "queuing"
 
 
+@pytest.mark.claim(475, 476)
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+def test_an_algo_function_is_called_by_hand_with_a_store(kind: str) -> None:
+    @algo
+    def plain(*, store: Any, train_dataset: Any) -> list[str]:
+        return [store.enqueue_rollout(one).status for one in train_dataset]
+
+    @algo
+    async def coroutine(*, store: Any, train_dataset: Any) -> list[str]:
+        return [(await store.enqueue_rollout(one)).status for one in train_dataset]
+
+    store = InMemoryLightningStore()
+    statuses = (plain if kind == "plain" else coroutine)(store=store, train_dataset=[1, 2])
+
+    assert (asyncio.run(statuses) if kind == "coroutine" else statuses) == ["queuing", "queuing"]
+    assert [one.input for one in asyncio.run(store.query_rollouts())] == [1, 2]
+
+
 @pytest.mark.claim(274, 378, 379)
 @pytest.mark.parametrize("name", ["apo.APO", "verl.VERL"])
 def test_an_algorithm_of_the_notes_needs_no_arguments(name: str) -> None:

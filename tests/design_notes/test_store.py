@@ -168,6 +168,7 @@ async def test_rollouts_are_queried_by_status_and_id(store: LightningStore) -> N
     assert [one.rollout_id for one in found] == [queued.rollout_id]
     assert (len(found), found[0], list(found)) == (1, again, [again])
     assert found == [again]
+    assert found + [again] == [again, again] == [again] + found  # noqa: RUF005 # adding is what is tested
 
 
 @pytest.mark.claim(25, 115, 128, 129, 162, 184, 416, 417, 421)
@@ -326,6 +327,17 @@ async def test_rollouts_go_in_batches(store: LightningStore) -> None:
     claimed = await store.dequeue_many_rollouts(limit=3)
 
     assert [one.rollout_id for one in claimed] == [one.rollout_id for one in queued]
+
+
+@pytest.mark.claim(94)
+async def test_one_update_carries_many_resources(store: LightningStore) -> None:
+    many: dict[str, Any] = {f"prompt-{n}": PromptTemplate(template=f"{n}", engine="f-string") for n in range(20)}
+
+    update = await store.add_resources(many)
+    extended = await store.update_resources(update.resources_id, {"main": LLM_1, "other": LLM_2}, merge=True)
+
+    assert update.resources == many
+    assert extended.resources == {**many, "main": LLM_1, "other": LLM_2}
 
 
 # ------------------------------------------------------------------ limits and faults

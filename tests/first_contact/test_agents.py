@@ -47,17 +47,6 @@ class Noting(agl.LitAgent[Any]):
 # ---------------------------------------------------------------------- several agents
 
 
-def test_a_task_goes_to_the_agent_that_it_names() -> None:
-    writer, critic = Noting(), Noting()
-    trainer = a_trainer()
-    trainer.add_agent(writer, name="writer")
-    trainer.add_agent(critic, name="critic")
-    tasks = [{"agent": "critic", "text": "a"}, {"agent": "writer", "text": "b"}]
-
-    assert tried(trainer, *tasks) == ["succeeded", "succeeded"]
-    assert (writer.tasks, critic.tasks) == ([tasks[1]], [tasks[0]])
-
-
 async def test_an_agl_task_names_its_agent_in_its_metadata() -> None:
     trainer = a_trainer()
     writer, critic = Noting(), Noting()
@@ -199,18 +188,6 @@ def test_a_name_or_rule_that_cannot_be_is_refused_at_once(options: dict[str, Any
 # ---------------------------------------------------------------------- resources
 
 
-def test_each_registered_agent_sees_its_own_resources_under_plain_names() -> None:
-    writer, critic = Noting(), Noting()
-    shared, own = prompt("for all"), prompt("for the critic")
-    trainer = a_trainer(initial_resources={"p": shared, "critic/p": own})
-    trainer.add_agent(writer, name="writer")
-    trainer.add_agent(critic, name="critic")
-
-    tried(trainer, {"agent": "writer"}, {"agent": "critic"})
-
-    assert (writer.resources, critic.resources) == ([{"p": shared}], [{"p": own}])
-
-
 def test_a_class_by_itself_sees_the_resources_of_its_name_under_plain_names() -> None:
     agent, own = Noting(), prompt("its own")
     trainer = a_trainer(initial_resources={"p": prompt("for all"), "Noting/p": own})
@@ -281,17 +258,6 @@ def test_callbacks_that_are_coroutine_functions_are_awaited() -> None:
     a_trainer().dev(agent, train_dataset=[1])
 
     assert agent.calls == [("start", 1), ("end", 1)]
-
-
-def test_callbacks_reach_the_agent_that_was_chosen() -> None:
-    writer, critic = WithCallbacks(), WithCallbacks()
-    trainer = a_trainer()
-    trainer.add_agent(writer, name="writer", when=lambda task: task < 2)
-    trainer.add_agent(critic, name="critic")
-
-    tried(trainer, 1, 2)
-
-    assert (writer.calls, critic.calls) == ([("start", 1), ("end", 1)], [("start", 2), ("end", 2)])
 
 
 @pytest.mark.parametrize("tracer", [agl.DummyTracer, agl.OtelTracer], ids=lambda kind: kind.__name__)

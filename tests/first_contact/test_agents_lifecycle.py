@@ -70,6 +70,7 @@ COMPONENTS = pytest.mark.parametrize("component", [trainer, runner, algorithm, t
 
 
 @COMPONENTS
+@pytest.mark.claim(362, 363, 364, 365, 513)
 def test_a_component_lives_as_the_state_diagram_has_it(component: Any) -> None:
     with component() as part:
         seen = [part.state.value]
@@ -94,6 +95,7 @@ def test_a_component_that_stopped_may_start_again(component: Any) -> None:
 
 
 @COMPONENTS
+@pytest.mark.claim(366, 513)
 def test_an_error_ends_a_component_as_failed_and_retry_makes_it_ready(component: Any) -> None:
     error = ValueError("it does not work")
     with component() as part:
@@ -283,10 +285,12 @@ class OwnRunner(agl.Runner[str]):
         await asyncio.sleep(0)
 
 
+@pytest.mark.claim(169)
 def test_any_runner_can_step_from_plain_code() -> None:
     assert OwnRunner().step_sync("1").rollout_id == "ro-1"
 
 
+@pytest.mark.claim(169)
 async def test_any_runner_can_step_from_plain_code_inside_an_event_loop() -> None:
     assert OwnRunner().step_sync("1").rollout_id == "ro-1"
 

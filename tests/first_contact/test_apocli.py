@@ -75,6 +75,7 @@ def optimised(**options: Any) -> APO[Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter": CustomAdapter()}], ids=["none given", "another"])
+@pytest.mark.claim(378)
 def test_apo_chooses_its_adapter_by_itself(options: dict[str, Any]) -> None:
     apo = optimised(**options)
 
@@ -97,6 +98,7 @@ def test_nothing_is_said_about_an_adapter_that_nobody_gave(caplog: pytest.LogCap
     assert "TraceToMessages" not in caplog.text
 
 
+@pytest.mark.claim(378)
 def test_apo_takes_a_store_and_an_adapter_without_a_trainer() -> None:
     store = agl.InMemoryLightningStore()
     algorithm: APO[Any] = APO()

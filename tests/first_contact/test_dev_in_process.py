@@ -179,6 +179,26 @@ def test_dev_prints_a_row_for_each_task_in_their_order(capsys: pytest.CaptureFix
     assert total == "4 rollouts, mean reward 0.58, 1 failed"
 
 
+def test_dev_says_how_to_give_a_reward_if_no_rollout_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    agl.Trainer().dev(lambda task: None, [1])
+
+    *_, total, hint = capsys.readouterr().out.splitlines()
+    assert total == "1 rollout, no reward, 0 failed"
+    assert hint.startswith("To give a reward, return a number from the agent")
+
+
+def test_a_method_can_be_an_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    class Doubler:
+        factor = 2
+
+        def double(self, task: float) -> float:
+            return task * self.factor
+
+    agl.Trainer().dev(Doubler().double, [0.25])
+
+    assert "mean reward 0.50, 0 failed" in capsys.readouterr().out
+
+
 def test_dev_shows_the_traceback_of_a_failure_once(capfd: pytest.CaptureFixture[str]) -> None:
     agl.Trainer().dev(half, [3.0, 4.0, 3.0])
 

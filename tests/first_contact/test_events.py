@@ -20,20 +20,16 @@ from agentlightning.events import (
     BinaryReward,
     CompleteEvent,
     ErrorEvent,
-    Progress,
     SequenceReward,
     StartEvent,
     StreamOptions,
     by_task,
     events_of_spans,
     of_kind,
-    progress_of,
     span_of,
     stream_events,
-    subtasks,
 )
 from agentlightning.types import AttemptedRollout
-from agentlightning.utils.otel import get_tracer
 
 PATIENCE_SECONDS = 60.0
 
@@ -81,29 +77,6 @@ async def test_a_step_that_takes_a_while_is_seen_when_it_begins(running: Running
     assert begun.time is not None
     assert ended.time is not None
     assert begun.time < ended.time
-
-
-async def test_a_crew_is_half_done_while_its_second_task_of_two_runs(running: Running) -> None:
-    otel = get_tracer()
-    rollout_id = running.rollout.rollout_id
-
-    async def progress() -> Progress:
-        spans = [*await running.store.query_spans(rollout_id), *await running.store.query_open_spans(rollout_id)]
-        return progress_of(subtasks(spans))
-
-    async def reached(completed: int, open_tasks: int) -> Progress:
-        while (now := await progress()) and (now.completed, now.open) != (completed, open_tasks):
-            await asyncio.sleep(0.01)
-        return now
-
-    with otel.start_as_current_span("crew", attributes={"crewai.crew.tasks": 2}):
-        with otel.start_as_current_span("look.task", attributes={"crewai.task.description": "look"}):
-            first = await asyncio.wait_for(reached(0, 1), PATIENCE_SECONDS)
-        with otel.start_as_current_span("write.task", attributes={"crewai.task.description": "write"}):
-            second = await asyncio.wait_for(reached(1, 1), PATIENCE_SECONDS)
-
-    assert (first.started, first.total, first.fraction) == (1, 2, 0.0)
-    assert (second.started, second.total, second.fraction) == (2, 2, 0.5)
 
 
 async def test_a_step_of_an_agent_that_was_killed_does_not_stay_open(running: Running) -> None:

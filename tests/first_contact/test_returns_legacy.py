@@ -80,6 +80,7 @@ def test_a_result_that_is_lost_is_named(caplog: pytest.LogCaptureFixture) -> Non
     assert "The result of rollout-7 could not be delivered" in warning
 
 
+@pytest.mark.claim(501)
 async def test_a_task_that_no_client_can_read_is_refused_when_it_is_queued() -> None:
     async with serving() as server:
         with pytest.raises(agl.errors.InvalidValue, match="cannot be sent to clients as JSON"):

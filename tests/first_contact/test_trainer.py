@@ -96,5 +96,6 @@ class Mixing(Awaiting):
 
 
 @pytest.mark.parametrize("kind", [SendAll, Awaiting, Wrapping, Mixing])
+@pytest.mark.claim(502)
 def test_a_run_calls_the_store_plainly_awaits_it_wraps_it_or_runs_a_coroutine_that_awaits_it(kind: Any) -> None:
     assert statuses_of(fitted(kind(), initial_resources=RESOURCES)) == ["succeeded"]

@@ -34,8 +34,10 @@ class Recorded:
         ids: bool = True,
         call_error: str | None = None,
         mode: Any = "train",
+        agent: str | None = None,
     ) -> None:
         """A group of siblings, each with its reward and its answer; by default every answer is another one."""
+        of_agent = {} if agent is None else {"gen_ai.agent.name": agent}
         metadata = {"step": step, "run_id": self.run_id}
         task = f"task of step {step}, {self._spans}" if task is None else task
         await Batches(self.store).send([task], copies=len(rewards), mode=mode, metadata=metadata)
@@ -47,7 +49,7 @@ class Recorded:
                 answer = [10 + self._spans, 11] if answers is None else answers[number]
                 await self.store.add_span(self._call(owner, answer if ids else None, finish, call_error))
             if reward is not None:
-                await self.store.add_span(self._span(owner, "agentlightning.reward", {"reward": reward}))
+                await self.store.add_span(self._span(owner, "agentlightning.reward", {"reward": reward, **of_agent}))
             noted = None if error is None else {"error": dict(zip(("type", "message"), error.split(": "), strict=True))}
             await self.store.update_attempt(*owner.values(), status=status, metadata=noted)  # type: ignore[arg-type]
 

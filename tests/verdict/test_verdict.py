@@ -151,6 +151,11 @@ async def few_steps(run: Recorded) -> None:
     await run.metrics(learned(), learned())
 
 
+async def weak_agent(run: Recorded) -> None:
+    await groups(run, 2, [0.0, 0.25, 0.5, 0.25], agent="critic")
+    await groups(run, 2, [1.0, 0.5, 1.0, 0.5], agent="solver")
+
+
 FAULTS: dict[str, tuple[Fault, str, str]] = {
     "nothing ran": (nothing_ran, "nothing_ran", "2 rollouts wait in the queue"),
     "the agent raises": (failed, "failed", "12 of 12 rollouts failed, most often with: KeyError: 'nmae'"),
@@ -183,6 +188,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
     "steps too small": (learning_rate_too_low, "learning_rate_too_low", "did not change"),
     "one task alone": (one_task, "one_task", "have the same task"),
     "too few steps": (few_steps, "few_steps", "Only 2 steps"),
+    "one of several agents is weak": (weak_agent, "weak_agent", "Agent 'critic' has the lowest reward: 0.25 in the"),
 }
 
 
@@ -300,6 +306,18 @@ async def test_a_rollout_says_what_became_of_it(options: dict[str, Any], said: l
     text = "\n".join(await verdict_of_rollout(run.store, rollout))
 
     assert [one for one in said if one not in text] == []
+
+
+async def test_a_rollout_of_a_team_says_what_to_improve() -> None:
+    run = Recorded()
+    started = await run.store.start_rollout("task")
+    refused = {"crewai.guardrail.success": False, "crewai.guardrail.error": "too long"}
+    owner = {"rollout_id": started.rollout_id, "attempt_id": started.attempt.attempt_id}
+    await run.store.add_span(run._span(owner, "guardrail", refused))
+
+    text = (await verdict_of_rollout(run.store, started))[-1]
+
+    assert text.startswith("A guardrail refused the answers of 'guardrail' in 1 of 1 cases, most often with: too long.")
 
 
 def test_the_page_on_agents_that_do_not_learn_names_every_outcome_and_finding() -> None:

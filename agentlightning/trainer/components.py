@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -169,16 +169,16 @@ def move_log(store: LightningStore) -> None:
 
 
 def checked_agent(agent: object) -> LitAgent[Any]:
-    """The agent, or a plain function as one: it is given its task, and its other parameters by name."""
-    if inspect.isfunction(agent):
+    """The agent, or a function or method as one: it is given its task, and its other parameters by name."""
+    if inspect.isfunction(agent) or inspect.ismethod(agent):
         agent = FunctionalLitAgent(agent)
     if isinstance(agent, LitAgent):
         agent.check_parameters()
         return agent
-    hint = "derive it from LitAgent, or give a function"
+    hint = "give a function without calling it, or an instance of a class derived from LitAgent"
     if isinstance(agent, type) and issubclass(agent, LitAgent):
         hint = f"make an instance: {agent.__name__}()"
-    raise ConfigurationError(f"The agent must be a LitAgent; {agent!r} is none: {hint}.")
+    raise ConfigurationError(f"The agent must be a function or a LitAgent; {agent!r:.80} is neither: {hint}.")
 
 
 def checked_route(agent: object, name: str | None, when: Predicate | None, others: Sequence[Route]) -> Route:
@@ -210,7 +210,10 @@ def check_dataset(label: str, dataset: object) -> None:
         raise ConfigurationError(f"{label} is the text {dataset!r:.80}; read the tasks into a list first.")
     is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
     if dataset is not None and not is_indexed:
+        hint = "make a list of it: list(...)" if isinstance(dataset, Iterable) else "give a list of tasks"
+        if isinstance(dataset, Mapping):
+            hint = "give one of its values, such as a split, or a list of tasks"
         raise ConfigurationError(
-            f"{label} must have a length and give its samples by number, as a list does; a {type(dataset).__name__} "
-            "does not. Make a list of it: list(...)."
+            f"{label} must have a length and give its tasks by number, as a list does, but is of type "
+            f"{type(dataset).__name__}; {hint}."
         )

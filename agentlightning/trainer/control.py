@@ -4,11 +4,13 @@ All of it may be done from any thread. A training that runs has flags, which run
 stops everything, closes the run, and ends the program; a program that handles SIGTERM itself is left alone.
 """
 
+import asyncio
 import logging
 import queue
 import signal
 import sys
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -26,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_CODE: Final = 128 + signal.SIGTERM
 """What a shell says of a program that SIGTERM ended."""
+BLOCKED_SECONDS: Final = 0.5
+"""After which an event loop that takes no step counts as blocked."""
+LOOK_SECONDS: Final = 0.02
 
 
 class TrainingControl(Component):
@@ -138,6 +143,47 @@ def _log_failure(fitting: "Future[None]") -> None:
 # ---------------------------------------------------------------------- signals
 
 
+class _Sigterm:
+    """What SIGTERM does to a training."""
+
+    def __init__(self, stop: Callable[[], None], is_running: Callable[[], bool]) -> None:
+        self.count = 0
+        self.is_over = False
+        """Whether nothing is left to interrupt."""
+        # A handler must not touch a lock that the interrupted code may hold; `put` of this queue may interrupt itself.
+        self.news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._stop = stop
+        self._is_running = is_running
+
+    def handle(self, _signal: int, _frame: object) -> None:
+        self.count += 1
+        self.news.put(self._stop)
+        if self.count < 2 or not self._is_running():
+            return
+        loop = asyncio._get_running_loop()
+        if loop is None or self.count > 2:
+            self._interrupt()
+        else:  # between two steps, or else a task would end with the interruption, and report it
+            loop.call_soon_threadsafe(self._interrupt)
+            self.news.put(self._insist)
+
+    def serve(self) -> None:
+        while (action := self.news.get()) is not None:
+            action()
+
+    def _interrupt(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            raise KeyboardInterrupt
+
+    def _insist(self) -> None:
+        given_up = time.monotonic() + BLOCKED_SECONDS
+        while not self.is_over and time.monotonic() < given_up:
+            time.sleep(LOOK_SECONDS)
+        if not self.is_over:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
 @contextmanager
 def stopped_by_sigterm(stop: Callable[[], None], is_running: Callable[[], bool]) -> Iterator[None]:
     """When SIGTERM comes, call `stop`, in another thread, and exit at the end.
@@ -149,34 +195,21 @@ def stopped_by_sigterm(stop: Callable[[], None], is_running: Callable[[], bool])
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    # A handler must not touch a lock that the interrupted code may hold; `put` of this queue may interrupt itself.
-    news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-    count = 0
-
-    def handle(_signal: int, _frame: object) -> None:
-        nonlocal count
-        count += 1
-        news.put(stop)
-        if count == 2 and is_running():
-            raise KeyboardInterrupt
-
-    def wait() -> None:
-        while (action := news.get()) is not None:
-            action()
-
-    thread = threading.Thread(target=wait, name="sigterm", daemon=True)
+    sigterm = _Sigterm(stop, is_running)
+    thread = threading.Thread(target=sigterm.serve, name="sigterm", daemon=True)
     thread.start()
-    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGTERM, sigterm.handle)
     try:
         yield
     except KeyboardInterrupt:
-        if not count:
+        if not sigterm.count:
             raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        news.put(None)
+        sigterm.is_over = True
+        sigterm.news.put(None)
         thread.join()
-    if count:
+    if sigterm.count:
         sys.exit(EXIT_CODE)
 
 

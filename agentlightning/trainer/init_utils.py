@@ -155,7 +155,10 @@ def instantiate_component(
 
 
 def _call(
-    target: Callable[..., Any], provided: Mapping[str, Any], optional_defaults: OptionalDefaults | None, spec_name: str
+    target: Callable[..., object],
+    provided: Mapping[str, object],
+    optional_defaults: OptionalDefaults | None,
+    spec_name: str,
 ) -> Any:
     constructor: Any = target
     try:

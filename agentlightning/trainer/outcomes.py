@@ -13,6 +13,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.trainer.progress import STATUS_ORDER
 from agentlightning.types import AttemptedRollout, Rollout, RolloutStatus, Span
 from agentlightning.types.rewards import final_reward_of
+from agentlightning.utils.clipped_text import printable
 
 PAGE_ROLLOUTS: Final = 500
 """How many rollouts are read at a time."""
@@ -116,7 +117,7 @@ async def _table_row(store: LightningStore, rollout: AttemptedRollout | Rollout)
 def _one_line(value: object) -> str:
     """A value in one line, without anything that a terminal could take for a command."""
     text = (value if isinstance(value, str) else repr(value))[:LONGEST_CELL]
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return " ".join(printable(text).split())
 
 
 def print_table(rows: Sequence[TableRow], output: TextIO) -> None:
@@ -151,5 +152,7 @@ def print_table(rows: Sequence[TableRow], output: TextIO) -> None:
     rewards = [row.reward for row in rows if row.reward is not None]
     mean = f"mean reward {fmean(rewards):.2f}" if rewards else "no reward"
     terminal.print(Text(f"{len(rows)} rollout{'s' if len(rows) > 1 else ''}, {mean}, {len(failures)} failed"))
+    if not rewards and len(failures) < len(rows):
+        terminal.print("To give a reward, return a number from the agent, or call agl.emit_reward in it.")
     if failures and len(failures) < len(rows):
         terminal.print(Text(f"\n{_most_frequent(failures)[0].traceback}".rstrip()), soft_wrap=True)

@@ -35,7 +35,7 @@ MOST_LEVELS: Final = 6
 GIT_SECONDS: Final = 2.0
 _HIDDEN_NAMES: Final = re.compile(r"(^|_)(headers?|cookies?|auth|env|environment)$", re.IGNORECASE)
 """Mappings in which a secret may have any name."""
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s]+(?=@)")
 _PARAMETER: Final = re.compile(r"(?<=[?&])(?P<name>[^=&\s]+)=(?P<value>[^&#\s]+)")
 _KEY: Final = re.compile(r"\b(sk|pk|hf|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{16,}")
 
@@ -111,7 +111,7 @@ def _fields(value: object) -> Mapping[object, object] | None:
     return None
 
 
-def _first(items: Iterable[Any]) -> list[Any]:
+def _first(items: Iterable[object]) -> list[Any]:
     return [item for _, item in zip(range(MOST_ENTRIES), items, strict=False)]
 
 

@@ -184,7 +184,7 @@ class Trainer(TrainingControl):
         Args:
             train_dataset: Tasks by number; a plain list will do. A URL is one of a legacy server, and deprecated.
         """
-        if isinstance(train_dataset, str):
+        if isinstance(train_dataset, str) and (self.algorithm is None or "://" in train_dataset):
             logger.warning("A URL as data set is of the legacy protocol; fit_v0 takes over.")
             self.fit_v0(agent if agent is not None else self._agent_for(None), train_dataset, val_data=val_dataset)
             return
@@ -278,8 +278,8 @@ class Trainer(TrainingControl):
         self,
         algorithm: Algorithm | None,
         agent: LitAgent[Any],
-        train_dataset: Any,
-        val_dataset: Any,
+        train_dataset: object,
+        val_dataset: object,
         dev: DevRun | None = None,
     ) -> TrainingError | None:
         """Train, or try the agent; returns what is to be raised if every rollout failed."""

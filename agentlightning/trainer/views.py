@@ -26,6 +26,7 @@ from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.trainer.progress import Failure, Figures, Sample
 from agentlightning.types import MetricPoint
+from agentlightning.utils.clipped_text import counted, printable
 from agentlightning.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class View:
     def conclude(self, verdict: Verdict) -> None:
         """Say what was gained, or why nothing was; the last that is shown."""
         for line in str(verdict).splitlines():
-            self._write("".join(one if one.isprintable() else " " for one in f"{self._name}  {line}") + "\n")
+            self._write(printable(f"{self._name}  {line}") + "\n")
 
     def _write(self, text: str) -> None:
         """Write at once; characters that the output cannot encode become question marks."""
@@ -169,20 +170,19 @@ class LineView(View):
             finished = figures.finished - self._step_finished
             self._step_time, self._step_finished = point.time, figures.finished
             named = [f"{name} {value:.4g}" for name, value in main_figures(point.values).items()]
-            count = f"{_counted(finished, 'rollout')} in " if finished > 0 else ""
+            count = f"{counted(finished, 'rollout')} in " if finished > 0 else ""
             self._write_counts(figures, f"step {point.step}", *named, f"{count}{seconds:.1f} s")
 
     def _write_counts(self, figures: Figures, *parts: str, last: Sequence[str] = ()) -> None:
         """A line that counts the errors since the one before."""
         errors = figures.errors - self._written_errors
-        counted = [_counted(errors, "error")] if errors else []
+        failed = [counted(errors, "error")] if errors else []
         self._written_seconds = figures.seconds
         self._written_finished, self._written_errors = figures.finished, figures.errors
-        self._line("  ".join([_duration(figures.seconds), *parts, *counted, *last]))
+        self._line("  ".join([_duration(figures.seconds), *parts, *failed, *last]))
 
     def _line(self, text: str) -> None:
-        line = f"{self._name}  {text}"
-        self._write("".join(character if character.isprintable() else " " for character in line) + "\n")
+        self._write(printable(f"{self._name}  {text}") + "\n")
 
 
 def main_figures(values: Mapping[str, float]) -> dict[str, float]:
@@ -358,10 +358,6 @@ def _by_status(figures: Figures) -> str:
 def _mean_reward(figures: Figures) -> list[str]:
     about = "~" if figures.is_estimate else ""
     return [] if figures.reward_mean is None else [f"mean reward {about}{figures.reward_mean:.4g}"]
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _duration(seconds: float) -> str:

@@ -78,8 +78,9 @@ class Holder:
         ((1, {"two": [3]}), [1, {"two": [3]}]),
         (b"bytes", "builtins.bytes"),
         (Path, "pathlib.Path"),
+        ("postgresql://me:p@ss@host/runs", "postgresql://***@host/runs"),
     ],
-    ids=["infinite", "path", "enum", "model", "nested", "bytes", "class"],
+    ids=["infinite", "path", "enum", "model", "nested", "bytes", "class", "password with an at sign"],
 )
 def test_a_value_becomes_plain(value: Any, kept: Any) -> None:
     assert settings_of(Holder(value)) == {"value": kept}

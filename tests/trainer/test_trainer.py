@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.algorithm import Algorithm, algo
+from agentlightning.algorithm import Algorithm, Baseline, algo
 from agentlightning.emitter import find_final_reward
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution import (
@@ -267,10 +267,11 @@ def test_a_plain_function_is_an_agent() -> None:
     [
         (greedy_function, "asks for budget"),
         (Halving, r"make an instance: Halving\(\)"),
-        ("my_agent", "must be a LitAgent"),
-        (int, "derive it from LitAgent"),
+        ("my_agent", "must be a function or a LitAgent; 'my_agent' is neither"),
+        (int, "a class derived from LitAgent"),
+        (1.0, "give a function without calling it"),
     ],
-    ids=["function", "class", "text", "other class"],
+    ids=["function", "class", "text", "other class", "result"],
 )
 def test_what_is_no_agent_is_told(agent: Any, words: str) -> None:
     for use in (a_trainer().fit, a_trainer().dev, a_trainer().add_agent):
@@ -288,17 +289,27 @@ async def test_a_run_without_an_agent_is_told() -> None:
         await a_trainer().run([1])
 
 
-@pytest.mark.parametrize("dataset", [(n for n in range(3)), iter([1]), {1, 2}, 7], ids=lambda d: type(d).__name__)
+@pytest.mark.parametrize(
+    ("dataset", "hint"),
+    [
+        ((n for n in range(3)), r"generator; make a list of it: list\(\.\.\.\)"),
+        ({1, 2}, "set; make a list of it"),
+        ({"train": [1]}, "dict; give one of its values, such as a split"),
+        (7, "int; give a list of tasks"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
 @pytest.mark.parametrize("label", ["train_dataset", "val_dataset"])
-def test_a_data_set_that_is_not_indexable_is_told(dataset: Any, label: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{label} must have a length"):
+def test_a_data_set_that_is_not_indexable_is_told(dataset: Any, hint: str, label: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{label} must have a length.* is of type {hint}"):
         a_trainer().fit(Halving(), **{label: dataset})
 
 
 @pytest.mark.parametrize("label", ["train_dataset", "val_dataset"])
 def test_a_text_is_no_data_set(label: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{label} is the text 'tasks.jsonl'"):
-        a_trainer().dev(Halving(), **{label: "tasks.jsonl"})
+    for use in (a_trainer().dev, a_trainer(algorithm=Baseline()).fit):
+        with pytest.raises(ConfigurationError, match=f"{label} is the text 'tasks.jsonl'"):
+            use(Halving(), **{label: "tasks.jsonl"})
 
 
 def test_data_sets_without_an_algorithm_are_told() -> None:

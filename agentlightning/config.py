@@ -45,10 +45,10 @@ def lightning_cli(cls_a: type[_A], cls_b: type[_B], /) -> tuple[_A, _B]: ...
 @overload
 def lightning_cli(cls_a: type[_A], cls_b: type[_B], cls_c: type[_C], /) -> tuple[_A, _B, _C]: ...
 @overload
-def lightning_cli(*classes: type[Any]) -> Any: ...
+def lightning_cli(*classes: type[object]) -> Any: ...
 
 
-def lightning_cli(*classes: type[Any]) -> Any:
+def lightning_cli(*classes: type[object]) -> Any:
     """Build the classes, in order, from the options on the command line.
 
     One class gives its instance, several give a tuple, none gives `()`. `--help` lists all options and their defaults.
@@ -208,7 +208,7 @@ def _create_argument_parser() -> argparse.ArgumentParser:
 
 
 def _add_arguments_for_class(
-    parser: argparse.ArgumentParser, cls: type[Any], dests_by_class: dict[type[Any], _DestByParameter]
+    parser: argparse.ArgumentParser, cls: type[object], dests_by_class: dict[type[object], _DestByParameter]
 ) -> None:
     """Add an option for each parameter of the constructor, and note in the map where its value will be."""
     prefix = cls.__name__.lower()
@@ -230,14 +230,14 @@ def _add_arguments_for_class(
         _add_argument_for_parameter(parser, cls, param_name, param_obj, dest_name, resolved_param_annotation=annotation)
 
 
-def _parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
+def _parameters_of(cls: type[object]) -> dict[str, inspect.Parameter]:
     """The named parameters of the constructor, without `self`, `*args` and `**kwargs`."""
     unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     _self, *parameters = inspect.signature(cls.__init__).parameters.values()
     return {parameter.name: parameter for parameter in parameters if parameter.kind not in unnamed}
 
 
-def _resolved_annotations(cls: type[Any]) -> dict[str, Any]:
+def _resolved_annotations(cls: type[object]) -> dict[str, Any]:
     """The types of the constructor's parameters; those that cannot be resolved are left out, with a warning."""
     constructor = inspect.unwrap(cls.__init__)
     resolved: dict[str, Any] = {}
@@ -258,7 +258,7 @@ def _resolved_annotations(cls: type[Any]) -> dict[str, Any]:
 
 def _add_argument_for_parameter(
     parser: argparse.ArgumentParser,
-    cls: type[Any],
+    cls: type[object],
     param_name: str,
     param_obj: inspect.Parameter,
     dest_name: str,
@@ -298,8 +298,8 @@ def _default_for_argparse(default: object, read: Callable[[str], object]) -> obj
 
 def _instantiate_classes(
     parsed_args: argparse.Namespace,
-    classes: Sequence[type[Any]],
-    dests_by_class: Mapping[type[Any], _DestByParameter],
+    classes: Sequence[type[object]],
+    dests_by_class: Mapping[type[object], _DestByParameter],
 ) -> tuple[Any, ...]:
     """The classes, in order, each built from its values; a value that was not parsed is left to the constructor."""
     instances: list[Any] = []

@@ -2,8 +2,8 @@
 
 `tests/design_notes/claims.toml` has the promises by number; a test proves some of them by `@pytest.mark.claim(...)`.
 This runs the marked tests, or reads reports of runs (`--report FILE`, which pytest writes with `--junit-xml`), prints
-every promise with its tests and their result, and fails if a promise has no passing test. What cannot be proven yet
-stands in `unproven.toml` with its reason; there may be 40 of those at most.
+every promise with its tests and their result, and fails if a promise has no passing test. What cannot be run here
+stands in `unproven.toml` with its reason and the nearest proof; there may be five of those at most.
 """
 
 import argparse
@@ -23,7 +23,7 @@ else:
 
 ROOT = Path(__file__).parent.parent
 NOTES = ROOT / "tests" / "design_notes"
-MOST_UNPROVEN = 40
+MOST_UNPROVEN = 5
 PROPERTY = "claim"
 """The property under which `tests/conftest.py` writes a test's claims into the report."""
 
@@ -44,7 +44,7 @@ def read_claims() -> dict[int, str]:
 
 
 def read_unproven() -> dict[int, str]:
-    """Why a promise has no test yet, by its number."""
+    """Why a promise has no test, and its nearest proof, by its number."""
     reasons = tomllib.loads((NOTES / "unproven.toml").read_text(encoding="utf-8"))
     return {int(number): reason for number, reason in reasons.items()}
 

@@ -265,7 +265,7 @@ def batch_of(size: int, rng: Random, most_exchanges: int = 1) -> Batch:
     """Random conversations of the curriculum."""
     codec = TinyChatCodec()
     conversations = [conversation(rng, most_exchanges) for _ in range(size)]
-    rows = [codec.render(messages, [CALCULATOR], add_generation_prompt=False) for messages in conversations]
+    rows = [codec.render(messages, [CALCULATOR])[:-1] for messages in conversations]
     longest = max(map(len, rows))
     return Batch(
         ids=torch.tensor([row + [PAD] * (longest - len(row)) for row in rows]),

@@ -128,7 +128,7 @@ def _first_ids(attributes: SpanAttributes, names: Sequence[str], raw_field: str)
     return as_token_ids(values[0]) if values else None
 
 
-def _raw_values(attributes: SpanAttributes, field: str) -> list[Any]:
+def _raw_values(attributes: SpanAttributes, field: str) -> list[object]:
     """The attributes in which a raw request has this field, whichever provider it went to."""
     found = [_RAW_FIELD.fullmatch(name) for name in attributes if name.startswith("llm.")]
     return [attributes[match.group()] for match in found if match is not None and match.group(1) == field]
@@ -246,7 +246,7 @@ def genai_sections(attributes: SpanAttributes) -> dict[str, JsonObject | list[An
     return {section: _nested(below) for section, below in flat.items()}
 
 
-def _nested(flat: JsonMapping) -> JsonObject | list[Any]:
+def _nested(flat: JsonMapping) -> JsonObject | list[object]:
     leaves: JsonObject = {}
     branches: dict[str, JsonObject] = {}
     for name, value in flat.items():

@@ -44,6 +44,8 @@ _MARKS = {
     "autogen.": Framework.AUTOGEN,
     "langchain.": Framework.LANGCHAIN,
     "lc_name": Framework.LANGCHAIN,
+    "pydantic_ai.": Framework.PYDANTIC_AI,
+    "smolagents.": Framework.SMOLAGENTS,
     "executor.id": Framework.AGENT_FRAMEWORK,
     "agent.name": Framework.OPENAI_AGENTS,
 }
@@ -77,11 +79,14 @@ def detect_framework(spans: Sequence[SpanLike] | None = None) -> Framework:
     marks: Counter[Framework] = Counter()
     has_agentops = False
     for span in spans:
-        if AGL_EVENT_KIND in (span.attributes or ()):
+        attributes = span.attributes or {}
+        if AGL_EVENT_KIND in attributes:
             continue  # an event that was written by hand: its agent's name says nothing about a framework
-        found = {_MARKS[mark.group()] for name in span.attributes or () if (mark := _MARK.match(name))}
+        found = {_MARKS[mark.group()] for name in attributes if (mark := _MARK.match(name))}
+        if attributes.get("gen_ai.system") == Framework.AUTOGEN.value:  # as its spans of a single agent have it
+            found.add(Framework.AUTOGEN)
         marks.update(found)
-        has_agentops = has_agentops or "agentops.span.kind" in (span.attributes or ())
+        has_agentops = has_agentops or "agentops.span.kind" in attributes
     if marks:
         return marks.most_common(1)[0][0]
     return Framework.AGENTOPS if has_agentops else Framework.OTHER

@@ -108,7 +108,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         return list(convert_to_openai_messages(calls))
 
 
-def _grouped(span: Span, prefix: str, kind: Callable[[], Any]) -> Any:
+def _grouped(span: Span, prefix: str, kind: Callable[[], object]) -> Any:
     """What stands below a prefix, which must be of this kind; an empty one if nothing does."""
     found = group_genai_dict(span.attributes, prefix)
     if not found:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import to_json
 from typing_extensions import Self
 
+from agentlightning.utils.clipped_text import counted
 from agentlightning.utils.private_files import replaced_file
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -189,7 +190,7 @@ class Trajectory(_Value):
         where = f"{self.rollout_id}/{self.attempt_id}"
         return f"Trajectory({where}: {len(self.sequences)} sequences, {self.n_sampled_tokens} sampled tokens)"
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, context: object, /) -> None:
         known = len(self.sequences)
         wrong = next((b for b in self.breaks if not 0 <= b.earlier_sequence < b.sequence < known), None)
         if wrong is not None:
@@ -216,7 +217,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Trajectory]: ...
 def read_jsonl(path: str | os.PathLike[str], kind: type[Record]) -> list[Record]: ...
 def read_jsonl(path: str | os.PathLike[str], kind: type[Any] = Trajectory) -> list[Any]:
     """The records of a file; pass `Triplet` as the kind to read triplets. Empty lines are skipped."""
-    records: list[Any] = []
+    records: list[object] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         try:
             records += [kind.model_validate_json(line)] if line.strip() else []
@@ -250,19 +251,19 @@ class TraceReport:
         n_tokens = sum(len(sequence.token_ids) for sequence in sequences)
         n_sampled = sum(trajectory.n_sampled_tokens for trajectory in self.trajectories)
         there_are = (
-            f"{_count(len(self.trajectories), 'attempt')} with {_count(len(calls) + len(dropped), 'model call')}"
+            f"{counted(len(self.trajectories), 'attempt')} with {counted(len(calls) + len(dropped), 'model call')}"
         )
-        yield f"{there_are}: {len(calls)} in {_count(len(sequences), 'sequence')}, {len(dropped)} dropped."
-        yield f"{_count(n_sampled, 'token')} will be trained, {n_tokens - n_sampled} are context."
+        yield f"{there_are}: {len(calls)} in {counted(len(sequences), 'sequence')}, {len(dropped)} dropped."
+        yield f"{counted(n_sampled, 'token')} will be trained, {n_tokens - n_sampled} are context."
         unrewarded = sum(trajectory.final_reward is None for trajectory in self.trajectories)
         if unrewarded:
-            yield f"{_count(unrewarded, 'attempt')} got no reward."
+            yield f"{counted(unrewarded, 'attempt')} got no reward."
         known = sum(value is not None for sequence in sequences for value in sequence.logprobs)
         if known < n_sampled:
             yield f"{n_sampled - known} of the trained tokens have no log-probability."
         truncated = sum(call.is_truncated for call in calls)
         if truncated:
-            yield f"{truncated} of {_count(len(calls), 'answer')} {'was' if truncated == 1 else 'were'} cut off."
+            yield f"{truncated} of {counted(len(calls), 'answer')} {'was' if truncated == 1 else 'were'} cut off."
         yield from _listed("New sequences were begun:", (b.reason for one in self.trajectories for b in one.breaks))
         yield from _listed("Calls were dropped:", (call.reason for call in dropped))
 
@@ -285,10 +286,6 @@ class TraceReport:
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _listed(title: str, reasons: Iterable[_Reason]) -> list[str]:

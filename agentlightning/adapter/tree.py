@@ -142,7 +142,7 @@ class TraceTree:
 
     def names_tuple(self) -> tuple[str, list[Any]]:
         """The name, with the agent's in brackets, and the same of each child."""
-        written: dict[int, tuple[str, list[Any]]] = {}
+        written: dict[int, tuple[str, list[object]]] = {}
         for node in reversed(self.traverse()):  # children before their parents
             agent = node.agent_name()
             name = node.span.name if agent is None else f"{node.span.name} [{agent}]"
@@ -334,16 +334,28 @@ class TraceTree:
             response["logprobs"] = parsed(attributes[LOGPROBS])
         recorded = genai_sections(attributes)
         if messages := recorded.get("prompt"):
-            prompt |= {"raw_content": messages, "image_urls": _image_urls(messages)}
+            prompt |= {"raw_content": messages, "image_urls": self.extract_prompt_image_urls(messages)}
         if completion := recorded.get("completion"):
             response["raw_content"] = completion
         if request := recorded.get("request"):
             metadata["request"] = request
-        if len(recorded.get("response", ())) > 1:  # its id stands in the metadata anyway
-            metadata["response"] = recorded["response"]
+        if answered := recorded.get("response"):
+            metadata["response"] = answered
         return Triplet.model_construct(
             field_names(Triplet), prompt=prompt, response=response, reward=None, metadata=metadata
         )
+
+    def extract_prompt_image_urls(self, prompt_raw_content: object) -> list[str]:
+        """Addresses of the images in the messages of a prompt, in order."""
+        urls: list[str] = []
+        for message in prompt_raw_content if isinstance(prompt_raw_content, list) else [prompt_raw_content]:
+            content = message.get("content") if isinstance(message, Mapping) else None
+            parts = parsed(content) if isinstance(content, str) and content.startswith("[") else content
+            for part in parts if isinstance(parts, list) else []:
+                image = part.get("image_url") if isinstance(part, Mapping) else None
+                if isinstance(image, Mapping) and "url" in image:
+                    urls.append(image["url"])
+        return urls
 
     def to_trajectory(
         self,
@@ -402,16 +414,3 @@ def _ids_or_none(ids: list[int] | Unreadable | None, span: Span) -> list[int]:
     if ids is UNREADABLE:
         logger.warning("token ids of span %s are not a list of integers and are left out", span.span_id)
     return ids if isinstance(ids, list) else []
-
-
-def _image_urls(messages: object) -> list[str]:
-    """Addresses of the images in the messages of a prompt, in order."""
-    urls: list[str] = []
-    for message in messages if isinstance(messages, list) else [messages]:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        parts = parsed(content) if isinstance(content, str) and content.startswith("[") else content
-        for part in parts if isinstance(parts, list) else []:
-            image = part.get("image_url") if isinstance(part, Mapping) else None
-            if isinstance(image, Mapping) and "url" in image:
-                urls.append(image["url"])
-    return urls

@@ -187,7 +187,7 @@ class Algorithm(Component):
         if (failure := lifecycle_of(self).failure) is not None:  # somebody called `error`
             raise failure
 
-    async def _await_until_stopped(self, running: Coroutine[Any, Any, None]) -> None:
+    async def _await_until_stopped(self, running: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(running)
         while not task.done() and lifecycle_of(self).state in (LifecycleState.RUNNING, LifecycleState.PAUSED):
             await asyncio.wait([task], timeout=LOOK_SECONDS)

@@ -145,7 +145,7 @@ class Batches:
 
     async def send(
         self,
-        tasks: Tasks | Sequence[Any],
+        tasks: Tasks | Sequence[object],
         *,
         copies: int = 1,
         mode: RolloutMode = "train",

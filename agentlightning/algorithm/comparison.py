@@ -1,14 +1,13 @@
 """Whether a candidate is better than the incumbent: a paired comparison that may stop at any pair.
 
-Both sides are run on the same tasks, and each task gives one difference of rewards. The evidence for a gain is the
-wealth of a gambler who bets on it: she starts with 1 and stakes a fraction of what she has on every next pair, at odds
-that are fair if there is no gain. Without a gain her wealth will, with probability `1 - alpha`, never reach `1 / alpha`
-(Ville's inequality), however many pairs there are and whenever one looks; so a candidate may be called better at the
-first pair at which it does. This needs no assumption about the rewards but their range. Bets of several sizes are made
-side by side, and the wealth is their mean.
+Both sides are run on the same tasks, and each task gives one difference of rewards. The test is one by betting: the
+wealth of a bet starts at 1, and each pair multiplies it by a factor whose expected value is at most 1 if there is no
+gain. Without a gain the wealth will, with probability `1 - alpha`, never reach `1 / alpha` (Ville's inequality),
+whatever the number of pairs; so a candidate is better at the first pair at which it does. This needs no assumption
+about the rewards but their range. There are bets of several sizes, and the evidence is the mean of their wealths.
 
-A comparison that has no hope any more is given up before its budget is spent. Giving up never makes a false promotion
-likelier; it costs a little power.
+A comparison that is unlikely to succeed stops before its budget is spent. This never makes a false promotion likelier;
+it costs a little power.
 
 What the caller must see to: pairs come in the order in which their tasks were drawn, not in the order in which they
 finished; a task is one pair (the repeats of a task are averaged first); and the rewards were not used to choose this
@@ -32,7 +31,7 @@ Verdict = Literal["undecided", "better", "not better"]
 
 BETS = 6
 LARGEST_BET = 0.95
-"""Less than everything, so that a single loss does not ruin a gambler for ever."""
+"""Below 1, so that a single loss does not make the wealth of a bet zero for ever."""
 HOPEFUL_DEVIATIONS = NormalDist().inv_cdf(0.995)
 """How far above the mean of the pairs the true gain may lie before one gives up, in standard errors."""
 SHARE_WITHOUT_PLAN = 0.1
@@ -81,8 +80,8 @@ class PairedComparison:
         self.reward_range = (low, high)
         self._span = high - low
         self._bets = _bets(alpha, max_pairs)
-        self._logs = [0.0] * len(self._bets)  # of each gambler's wealth
-        self._wins = self._growths(self._span)  # of each gambler's wealth at a pair that could not be better
+        self._logs = [0.0] * len(self._bets)  # of the wealth of each bet
+        self._wins = self._growths(self._span)  # the same, added by a pair that could not be better
         self._differences: list[float] = []
         self._squares = 0.0
         self._verdict: Verdict = "undecided"
@@ -112,7 +111,7 @@ class PairedComparison:
 
     @property
     def evidence(self) -> float:
-        """The gamblers' wealth, of which each began with 1; `1 / alpha` is enough."""
+        """The mean wealth of the bets, which began at 1; `1 / alpha` is enough."""
         return _mean_of_logs(self._logs)
 
     @property
@@ -170,7 +169,7 @@ class PairedComparison:
         return "undecided"
 
     def _growths(self, difference: float) -> list[float]:
-        """What a pair adds to the logarithm of each gambler's wealth."""
+        """What a pair adds to the logarithm of the wealth of each bet."""
         won = (self._span + difference) / (self._span + self.min_effect)
         return [math.log(1 - bet + bet * won) for bet in self._bets]
 
@@ -189,7 +188,7 @@ class PairedComparison:
         return _mean_of_logs([log + left * growth for log, growth in zip(self._logs, growths, strict=True)])
 
     def _lower_bound(self, differences: Sequence[float]) -> float:
-        """The largest gain that the pairs refute: one at which a gambler against it has `1 / alpha`."""
+        """The largest gain that the pairs refute: one at which a bet against it has `1 / alpha`."""
         low, high = -self._span, fmean(differences)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2

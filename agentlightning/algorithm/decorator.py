@@ -3,15 +3,19 @@
     @algo
     async def algorithm(*, store, train_dataset): ...
 
-A function that is not a coroutine function gets a store whose operations block, so that it need not await them.
+A function that is not a coroutine function gets a store whose operations block, so that it need not await them, also
+where it is called by hand with `store=`.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from typing import Any
 
 from agentlightning.algorithm.base import Algorithm, Tasks
+from agentlightning.store.base import LightningStore
+from agentlightning.store.forwarding import BlockingStore
 from agentlightning.types import NamedResources
 from agentlightning.utils.json_values import JsonObject
 
@@ -30,7 +34,11 @@ class FunctionalAlgorithm(Algorithm):
         return inspect.iscoroutinefunction(self._algorithm_func)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        return self._algorithm_func(*args, **kwargs)
+        store = kwargs.get("store")
+        if self.is_async() or not isinstance(store, LightningStore):
+            return self._algorithm_func(*args, **kwargs)
+        with closing(BlockingStore(store)) as blocking:
+            return self._algorithm_func(*args, **{**kwargs, "store": blocking})
 
     def run(
         self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None
@@ -71,6 +79,6 @@ class FunctionalAlgorithm(Algorithm):
         return getattr(self._algorithm_func, "__name__", repr(self._algorithm_func))
 
 
-def algo(func: Callable[..., Any]) -> FunctionalAlgorithm:
+def algo(func: Callable[..., object]) -> FunctionalAlgorithm:
     """Make an algorithm of a function, plain or a coroutine function."""
     return FunctionalAlgorithm(func)

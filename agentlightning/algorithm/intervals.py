@@ -103,7 +103,12 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
         low = _lower_bound(values, deviations)
         high = 1 - _lower_bound([1 - value for value in values], deviations)
         return Estimate(fmean(values), low, high, len(values))
-    return _of_any(values, confidence)
+    n, mean = len(values), fmean(values)
+    spread = stdev(values) if n > 1 else 0.0
+    if spread == 0:
+        return Estimate(mean, -math.inf, math.inf, n)
+    half = student_quantile(0.5 + confidence / 2, n - 1) * spread / math.sqrt(n)
+    return Estimate(mean, mean - half, mean + half, n)
 
 
 def _of_zeros_and_ones(values: Sequence[float], deviations: float) -> Estimate:
@@ -118,15 +123,6 @@ def _lower_bound(values: Sequence[float], deviations: float) -> float:
     """Of the mean of values from 0 to 1, as if one 0 had been seen besides them."""
     seen = [*values, 0.0]
     return max(0.0, fmean(seen) - deviations * pstdev(seen) / math.sqrt(len(seen)))
-
-
-def _of_any(values: Sequence[float], confidence: float) -> Estimate:
-    n, mean = len(values), fmean(values)
-    spread = stdev(values) if n > 1 else 0.0
-    if spread == 0:
-        return Estimate(mean, -math.inf, math.inf, n)
-    half = student_quantile(0.5 + confidence / 2, n - 1) * spread / math.sqrt(n)
-    return Estimate(mean, mean - half, mean + half, n)
 
 
 def student_quantile(probability: float, degrees: int) -> float:

@@ -63,7 +63,7 @@ def shuffled_batches(count: int, size: int, shuffle: Callable[[list[int]], objec
                 batch = []
 
 
-async def gathered(coroutines: Iterable[Coroutine[Any, Any, _T]], *, limit: int) -> list[_T]:
+async def gathered(coroutines: Iterable[Coroutine[object, object, _T]], *, limit: int) -> list[_T]:
     """The results, in the given order; at most `limit` run at a time, and they begin in that order."""
     gate = asyncio.Semaphore(limit)
     works = list(coroutines)
@@ -152,6 +152,6 @@ async def running_proxy(algorithm: Algorithm, *, auto_start: bool = True) -> Asy
             await _awaited(proxy.stop())
 
 
-async def _awaited(result: Any) -> None:
+async def _awaited(result: object) -> None:
     if inspect.isawaitable(result):
         await result

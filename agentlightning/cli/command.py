@@ -70,7 +70,7 @@ def say(command: str, text: str) -> None:
     print(f"agl {command}: {text}", file=sys.stderr, flush=True)  # noqa: T201 # the command's own output
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     """Write what a command answers as one line of JSON."""
     print(json.dumps(value, default=str), flush=True)  # noqa: T201 # the command's own output
 
@@ -126,7 +126,7 @@ class CommandParser(argparse.ArgumentParser):
                 for verb in action.choices.values():
                     yield from verb._known_options()
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
             message = f"invalid choice: {value!r} (choose from {', '.join(choices)})"

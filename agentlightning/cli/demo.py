@@ -115,7 +115,9 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"The folder '{folder}' cannot be made: {error.strerror}.") from error
+        raise ConfigurationError(
+            f"The folder '{folder}' cannot be made: {error.strerror}; give another with --folder."
+        ) from error
     began = time.monotonic()
     try:
         algorithm = _trained(arguments, folder)

@@ -262,7 +262,7 @@ def _show_steps(console: Console, steps: Sequence[dict[str, float]]) -> None:
     console.print(table)
 
 
-def _show_conversation(console: Console, conversation: dict[str, list[dict[str, Any]]]) -> None:
+def _show_conversation(console: Console, conversation: dict[str, list[dict[str, object]]]) -> None:
     for before, after in zip(*(conversation[side] for side in SIDES), strict=True):
         console.print(f"[bold]{escape(before['question'])}[/bold]", highlight=False)
         for side, one in zip(SIDES, (before, after), strict=True):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from rich.console import Console
 
@@ -29,9 +29,10 @@ from agentlightning.cli.command import (
     seconds,
     whole_number,
 )
-from agentlightning.cli.export_model import Choice, check_model, check_torch, export, is_checkpoints
+from agentlightning.cli.export_model import Choice, check_torch, export, is_checkpoints
 from agentlightning.cli.runner import loaded_agent
 from agentlightning.cli.stores import is_remote, path_of
+from agentlightning.engine.embedded import check_model
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.trainer import Trainer
@@ -191,9 +192,9 @@ def _text_of(path: Path, what: str) -> str:
         raise ConfigurationError(f"The {what} '{path}' cannot be read: {error}") from error
 
 
-def _tasks(path: Path) -> list[Any]:
+def _tasks(path: Path) -> list[object]:
     """The lines of a file, empty ones left out."""
-    tasks: list[Any] = []
+    tasks: list[object] = []
     for number, line in enumerate(_text_of(path, "data").splitlines(), 1):
         if line.strip():
             try:

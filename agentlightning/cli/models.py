@@ -95,7 +95,7 @@ def _entry(text: str) -> ModelConfig:
     return {"model_name": name, "litellm_params": {"model": model, **({"api_base": urls[0]} if urls else {})}}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     """The mapping in a file of YAML or JSON."""
     is_yaml = path.suffix in (".yaml", ".yml")
     try:
@@ -124,11 +124,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def passed_through() -> Models:
     """Every model, at the providers that the environment names, under the names that a program uses."""
-    anthropic: dict[str, Any] = {"model": "anthropic/claude-*"}
+    anthropic: dict[str, object] = {"model": "anthropic/claude-*"}
     token = os.environ.get("ANTHROPIC_AUTH_TOKEN")
     if token and not os.environ.get("ANTHROPIC_API_KEY"):
         anthropic["extra_headers"] = {"Authorization": f"Bearer {token}"}
-    others: dict[str, Any] = {"model": "openai/*"}
+    others: dict[str, object] = {"model": "openai/*"}
     if _is_set(_ANTHROPIC) and not _is_set(_OPENAI):
         others = {**anthropic, "model": "anthropic/*"}
     return Models(

@@ -106,7 +106,9 @@ def loaded_agent(address: str) -> LitAgent[object]:
         if not isinstance(error, (ImportError, AttributeError, ValueError, SyntaxError)):  # these say where
             place = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
-        raise ConfigurationError(f"There is no agent at '{address}': {reason}.") from error
+        is_module_missing = isinstance(error, ModuleNotFoundError) and error.name == address.partition(":")[0]
+        hint = " Run the command in the folder of the module, or name that folder in PYTHONPATH."
+        raise ConfigurationError(f"There is no agent at '{address}': {reason}.{hint * is_module_missing}") from error
     if not isinstance(agent, LitAgent) and not inspect.isfunction(agent):
         raise ConfigurationError(
             f"'{address}' is of type {type(agent).__name__}, no agent; "

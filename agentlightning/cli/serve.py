@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from agentlightning.cli.command import Command, CommandParser, port_number, positive_number, say
-from agentlightning.cli.export_model import check_model, check_torch
+from agentlightning.cli.export_model import check_torch
+from agentlightning.engine.embedded import check_model
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.http.tokens import refuse_open_address

@@ -115,7 +115,10 @@ def _add_arguments(parser: CommandParser) -> None:
         command = verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=VERB_EXAMPLES[verb])
         places = "a server or a database" if verb == "status" else "a database"
         command.add_argument("path", help=f"the store file, or the address of {places}")
-        if verb != "status":
+        if verb == "status":
+            ours = "token that the server requires (default: AGL_STORE_TOKEN)"
+            command.add_argument("--token", default=argparse.SUPPRESS, help=ours)
+        else:
             command.add_argument("file", type=named_path, help="the copy" if verb == "backup" else "the JSON lines")
         if verb in ("backup", "export"):
             command.add_argument("--force", action="store_true", help=f"replace an earlier {verb} of this name")
@@ -132,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int | None:
                 f"`agl store {verb}` needs the file of a store, and '{address}' is a server; run it on the server's "
                 "machine, with the path of its file."
             )
-        asyncio.run(_report(arguments, statistics_of(address)))
+        asyncio.run(_report(arguments, statistics_of(address, arguments.token)))
     elif verb == "import":
         _import(arguments)
     else:
@@ -188,7 +191,7 @@ def chosen_store(arguments: argparse.Namespace) -> LightningStore:
 
 
 async def _serve_until_signal(server: LightningStoreServer, store: LightningStore) -> signal.Signals:
-    path: Any = getattr(store, "path", None) or getattr(store, "address", None)
+    path: object = getattr(store, "path", None) or getattr(store, "address", None)
     described = "a store in memory" if path is None else f"the store {path}"
     with ending_signal() as received:
         await server.start()
@@ -221,7 +224,7 @@ def _import(arguments: argparse.Namespace) -> None:
         raise
 
 
-async def _carry_out(arguments: argparse.Namespace, store: LightningStore) -> dict[str, Any]:
+async def _carry_out(arguments: argparse.Namespace, store: LightningStore) -> dict[str, object]:
     try:
         if arguments.verb == "status":
             return dict(await store.statistics())
@@ -237,7 +240,7 @@ async def _carry_out(arguments: argparse.Namespace, store: LightningStore) -> di
         await store.close()
 
 
-async def _report(arguments: argparse.Namespace, counting: Awaitable[dict[str, Any]]) -> None:
+async def _report(arguments: argparse.Namespace, counting: Awaitable[dict[str, object]]) -> None:
     if arguments.json:
         print_json(await counting)
         return

@@ -131,7 +131,7 @@ def items(things: Thing) -> Iterable[Thing]:
     return things if isinstance(things, (list, tuple)) else ()
 
 
-def plain_text(value: Any) -> str:
+def plain_text(value: object) -> str:
     """A value as text; of a member of an enum, as JSON has it, its value: `str` would give the member's name."""
     return str(value.value if isinstance(value, Enum) else value)
 
@@ -148,7 +148,7 @@ def text_of(content: Thing, text_types: tuple[str, ...] = ("text", "input_text",
     return as_json(content)
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """A value as text: a text as it is, anything else as JSON, and what JSON does not know as Python shows it."""
     if isinstance(value, str):
         return value
@@ -161,13 +161,13 @@ def as_json(value: Any) -> str:
             return _shown(value)
 
 
-def _as_plain(value: Any) -> Thing:
+def _as_plain(value: object) -> Thing:
     if isinstance(value, BaseModel):  # its fields, and what came besides them
         return {**vars(value), **(value.model_extra or {})}
     return _shown(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         return str(value)
     except Exception:  # noqa: BLE001 # of the program: it may not be able to show itself
@@ -191,7 +191,7 @@ def write_request(attributes: Attributes, body: JsonMapping, *, system: str) -> 
 
 
 def write_message(
-    attributes: Attributes, prefix: str, *, role: Thing, content: Any = None, tool_call_id: str | None = None
+    attributes: Attributes, prefix: str, *, role: Thing, content: object = None, tool_call_id: str | None = None
 ) -> None:
     """One message; its content may be text, parts, or missing."""
     attributes[f"{prefix}.role"] = plain_text(role)

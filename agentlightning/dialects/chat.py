@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import (
@@ -119,9 +119,9 @@ class _Choice:
         self.role = "assistant"
         self.texts: dict[str, list[str]] = {}
         self.calls: dict[int, JsonObject] = {}
-        self.logprobs: dict[str, list[Any]] = {}
+        self.logprobs: dict[str, list[object]] = {}
         self.token_ids: list[int] = []
-        self.prompt_ids: Any = None
+        self.prompt_ids: object = None
         self.finish_reason: str | None = None
 
     def add(self, choice: JsonMapping) -> bool:

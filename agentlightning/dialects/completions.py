@@ -1,7 +1,5 @@
 """Text completions: the API before chat, which servers for training still speak because it takes token ids."""
 
-from typing import Any
-
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Dialect, Thing, field, items
 from agentlightning.utils.json_values import JsonMapping, JsonObject
@@ -15,7 +13,7 @@ def request_attributes(body: JsonMapping) -> Attributes:
     return attributes
 
 
-def _prompts(prompt: Any) -> list[Any]:
+def _prompts(prompt: object) -> list[object]:
     """A text, token ids, or a list of either."""
     if isinstance(prompt, (list, tuple)) and prompt and not isinstance(prompt[0], int):
         return list(prompt)

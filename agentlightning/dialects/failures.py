@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from html import unescape
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -149,7 +149,7 @@ def _message_in(error: JsonMapping) -> str:
     return ""
 
 
-def _fault(value: Any) -> str:
+def _fault(value: object) -> str:
     """One thing that is wrong: a text, or the object that FastAPI makes of it."""
     if isinstance(value, str):
         return value.strip()
@@ -171,7 +171,7 @@ def _text_in(body: bytes) -> str:
     return unescape(titled.partition("</title>")[0].strip())[:MAX_MESSAGE_CHARACTERS]
 
 
-def _word(value: Any) -> str | None:
+def _word(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
     return str(value) or None
@@ -255,7 +255,7 @@ def _dumped(value: JsonMapping) -> bytes:
         return orjson.dumps(_mended(value))
 
 
-def _mended(value: Any) -> Thing:
+def _mended(value: object) -> Thing:
     if isinstance(value, Mapping):
         return {name: _mended(entry) for name, entry in value.items()}
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -224,7 +224,7 @@ class MessagesReader(StreamReader):
     def __init__(self, writer: StreamWriter) -> None:
         super().__init__(writer)
         self._calls = 0
-        self._inputs: dict[int, Any] = {}
+        self._inputs: dict[int, object] = {}
         """By block, the input in its first event while no delta has replaced it."""
         self._usage: JsonObject = {}
 

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import orjson
 
@@ -170,7 +170,7 @@ def arguments_object(text: str | None) -> JsonObject:
     return arguments if isinstance(arguments, dict) else {_INVALID_ARGUMENTS: text}
 
 
-def arguments_text(arguments: Any) -> str:
+def arguments_text(arguments: object) -> str:
     """A tool's arguments as JSON; the inverse of `arguments_object`."""
     if isinstance(arguments, dict) and arguments.keys() == {_INVALID_ARGUMENTS}:
         return str(arguments[_INVALID_ARGUMENTS])

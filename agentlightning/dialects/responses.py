@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -318,7 +318,7 @@ class ResponsesWriter(StreamWriter):
         self._texts: list[str] = []
         """The open part, or the arguments of the open call, so far."""
 
-    def _event(self, kind: str, **fields: Any) -> None:
+    def _event(self, kind: str, **fields: object) -> None:
         self.send({"type": f"response.{kind}", "sequence_number": self._sequence_number, **fields})
         self._sequence_number += 1
 
@@ -344,7 +344,7 @@ class ResponsesWriter(StreamWriter):
             raise ValueError(f"it goes on with tool call {number}, which has ended")
         self._fill("function_call_arguments.delta", arguments)
 
-    def _fill(self, kind: str, text: str, **fields: Any) -> None:
+    def _fill(self, kind: str, text: str, **fields: object) -> None:
         self._texts.append(text)
         self._event(kind, **self._place(), delta=text, **fields)
 

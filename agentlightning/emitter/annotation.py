@@ -102,9 +102,9 @@ class OperationContext:
         return wrapper  # type: ignore[return-value] # as above
 
     def set_input(self, *args: Any, **kwargs: Any) -> None:
-        """Note what goes in: positional arguments by number, others by name."""
-        given = {**{str(position): value for position, value in enumerate(args)}, **kwargs}
-        self._note({f"{_INPUT}.{name}": value for name, value in given.items()})
+        """Note what goes in: positional arguments as the list `args`, others by name."""
+        positional = {str(position): value for position, value in enumerate(args)}
+        self._note({_INPUT: {"args": positional, **kwargs}})
 
     def set_output(self, output: Any) -> None:
         """Note what comes out: a mapping by its keys, anything else as one value."""
@@ -114,7 +114,7 @@ class OperationContext:
         """The span as it stands."""
         return self._entered().get_recorded_span()
 
-    def _note(self, values: Mapping[str, Any]) -> None:
+    def _note(self, values: Mapping[str, object]) -> None:
         self._entered().record_attributes(sanitize_attributes(flatten_attributes(values)))
 
     def _entered(self) -> SpanRecordingContext:

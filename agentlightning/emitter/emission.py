@@ -111,7 +111,7 @@ def plain_value(value: Any) -> Any:
     raise TypeError(f"objects of type {type(value).__qualname__} cannot be written as JSON")
 
 
-def _plain_attributes(value: Any) -> Any:
+def _plain_attributes(value: object) -> Any:
     """Nested attributes with plain values; fields of a model that hold None are left out, as no attribute can.
 
     What is of no known type stays, for the check of the attributes to name it.

@@ -3,7 +3,7 @@
 import base64
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentlightning.emitter.emission import EmittedSpan, emit, plain_value, user_attributes
@@ -21,7 +21,13 @@ _TYPE = LightningSpanAttributes.OBJECT_TYPE.value
 _LITERAL = LightningSpanAttributes.OBJECT_LITERAL.value
 _JSON = LightningSpanAttributes.OBJECT_JSON.value
 _OLD_OBJECT = SpanAttributeNames.OBJECT.value
-_LITERALS = (str, int, float, bool)
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": lambda text: text.lower() == "true",
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+}
 
 
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> EmittedSpan | None:
@@ -44,7 +50,7 @@ def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propag
 def encode_object(object: Any) -> dict[str, Any]:
     """A value as attributes of both releases; RuntimeError if JSON cannot hold it.
 
-    Text, numbers and truth values are kept as they are, bytes in base64, everything else as JSON (`plain_value`).
+    Text, numbers and truth values are kept as their `str`, bytes in base64, everything else as JSON (`plain_value`).
     """
     kind = type(object)
     if kind is bytes:
@@ -53,16 +59,21 @@ def encode_object(object: Any) -> dict[str, Any]:
         text = json.dumps(object, allow_nan=False, default=plain_value)
     except (TypeError, ValueError) as error:
         raise TracingError(f"A {kind.__name__} cannot be recorded: {error}.") from error
-    own = {_LITERAL: object} if kind in _LITERALS else {_JSON: text}
+    own = {_LITERAL: str(object)} if kind in (str, int, float, bool) else {_JSON: text}
     return {_OLD_OBJECT: text, _TYPE: full_qualified_name(kind), **own}
+
+
+def literal_value(literal: object, type_name: object) -> object:
+    """The value that a literal stands for; of a type that has none, the literal itself. ValueError if it is broken."""
+    read = _READERS.get(str(type_name))
+    return read(literal) if read is not None and isinstance(literal, str) else literal
 
 
 def get_object_value(span: SpanLike) -> Any:
     """The value of an object span of either release; None for other spans."""
     attributes = span.attributes or {}
     if _LITERAL in attributes:
-        literal = attributes[_LITERAL]
-        return base64.b64decode(str(literal)) if attributes.get(_TYPE) == "bytes" else literal
+        return literal_value(attributes[_LITERAL], attributes.get(_TYPE))
     if _JSON in attributes:
         return json.loads(str(attributes[_JSON]))
     old = attributes.get(_OLD_OBJECT) if span.name == AGL_OBJECT else None

@@ -86,7 +86,7 @@ def emit_reward(
 
 def _number(value: object, name: str = "") -> float:
     if not isinstance(value, (int, float)):
-        raise ValueError(f"Reward {name}must be a number; {value!r} is a {type(value).__name__}.")
+        raise ValueError(f"Reward {name}must be a number; {value!r} is of type {type(value).__name__}.")
     if not math.isfinite(value):
         raise ValueError(f"Reward {name}must be a finite number; it is {value}.")
     return float(value)
@@ -179,13 +179,13 @@ def _uses_agentops() -> bool:
     return bool(client is not None and client.initialized)
 
 
-def _agentops_operation(function: Callable[..., Any]) -> Callable[..., Any]:
+def _agentops_operation(function: Callable[..., object]) -> Callable[..., Any]:
     operation: Callable[..., Any] = importlib.import_module("agentops.sdk.decorators").operation
     decorated: Callable[..., Any] = operation(function)
     return decorated
 
 
-def _agentops_output(result: Any) -> dict[str, Any]:
+def _agentops_output(result: object) -> dict[str, Any]:
     if result is None or isinstance(result, (int, float)):
         return {"type": "reward", "value": None if result is None else float(result)}
     logger.warning("The reward function returned %r, which is not a number; its reward is recorded as None.", result)

@@ -18,6 +18,7 @@ _PACKAGES_BY_FLAG = {
     "AGENTOPS_INSTALLED": ("agentops",),
     "AGENTOPS_LANGCHAIN_INSTALLED": ("agentops", "langchain_core"),
     "LITELLM_INSTALLED": ("litellm",),
+    "WEAVE_INSTALLED": ("weave",),
 }
 
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
-from typing import Any
 
 Callback = Callable[[ModuleType], None]
 
@@ -107,7 +106,7 @@ class _NotifyingLoader(Loader):
         self._loader.exec_module(module)
         self._notify(module)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name == "_loader":  # of a copy that is not filled yet
             raise AttributeError(name)
         return getattr(self._loader, name)

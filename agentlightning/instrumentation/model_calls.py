@@ -23,6 +23,7 @@ from opentelemetry.trace import SpanKind
 from typing_extensions import Self
 
 from agentlightning.dialects import Assembler, Dialect
+from agentlightning.dialects.sse import DONE, SseParser
 from agentlightning.instrumentation.steps import Step
 from agentlightning.store.copies import replaced
 from agentlightning.types import Span
@@ -152,7 +153,7 @@ class ModelCall:
         if recorded:
             self._known[RECORDED_AS] = recorded
 
-    def add_event(self, event: Mapping[str, Any]) -> None:
+    def add_event(self, event: Mapping[str, object]) -> None:
         """One event of a stream."""
         if self._is_ended or self._dialect.assembler is None:
             return
@@ -162,7 +163,9 @@ class ModelCall:
             if self._assembler.add(event) and self._first_token_seconds is None:
                 self._first_token_seconds = max(time.time_ns() - self._start_time_ns, 0) / 1e9
 
-    def finish(self, response: Any = None, *, error: BaseException | str | None = None, is_cut: bool = False) -> None:
+    def finish(
+        self, response: object = None, *, error: BaseException | str | None = None, is_cut: bool = False
+    ) -> None:
         """End with a response or, if it came as a stream, with what its events gave; harmless the second time.
 
         Args:
@@ -176,7 +179,7 @@ class ModelCall:
         self.step.set(self._known)
         self.step.end(error=error)
 
-    def _answer(self, response: Any, *, is_cut: bool) -> dict[str, Any]:
+    def _answer(self, response: object, *, is_cut: bool) -> dict[str, Any]:
         if response is None and self._assembler is not None:
             response = self._assembler.response()
         attributes = {} if response is None else self._dialect.response_attributes(response)
@@ -192,8 +195,6 @@ class ModelCall:
 _End = Callable[..., None]
 """Called once or more when nothing more will be read, with the error if there was one."""
 _EVENT_STREAM: Final = "text/event-stream"
-_DATA: Final = b"data:"
-_DONE: Final = b"[DONE]"
 _LAST_EVENTS: Final = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 """By which dialects without `[DONE]` say that an event is the last."""
 
@@ -205,7 +206,7 @@ def read_whole(call: ModelCall, response: Any) -> None:
     body.end()
 
 
-def read_along(call: ModelCall, response: Any) -> None:
+def read_along(call: ModelCall, response: object) -> None:
     """Finish a call when the body of its response has been read, or the response is closed or forgotten."""
     body = _Body(call, response)
     ours: dict[str, Any] = {}
@@ -226,38 +227,27 @@ class _Body:
 
     def __init__(self, call: ModelCall, response: Any) -> None:
         self._call = call
-        self._is_stream = _EVENT_STREAM in response.headers.get("content-type", "")
+        self._parser = SseParser() if _EVENT_STREAM in response.headers.get("content-type", "") else None
         self._pieces: list[bytes] = []
-        self._data: list[bytes] = []
+        """Of a body that is no stream."""
         self._is_done = False
         self.is_being_read = False
 
     def take(self, piece: bytes) -> None:
         """The next piece of the body."""
-        with log_failures(logger, "A model's answer could not be read along."):
+        if self._parser is None:
             self._pieces.append(piece)
-            if self._is_stream and (b"\n" in piece or b"\r" in piece):
-                self._take_lines()
-
-    def _take_lines(self) -> None:
-        """Lines end with CR, LF or both; a CR at the end of a piece may be half of both."""
-        lines = b"".join(self._pieces).splitlines(keepends=True)
-        self._pieces = [] if lines[-1].endswith(b"\n") else [lines.pop()]
-        for line in lines:
-            self._take_line(line.rstrip(b"\r\n"))
-
-    def _take_line(self, line: bytes) -> None:
-        if line.startswith(_DATA):
-            self._data.append(line[len(_DATA) :].strip())
-            self._is_done |= self._data == [_DONE]
-        elif not line:
-            data, self._data = b"\n".join(self._data), []
-            if data and data != _DONE:
-                self._take_event(data)
+            return
+        with log_failures(logger, "A model's answer could not be read along."):
+            for event in self._parser.feed(piece):
+                self._take_event(event.data.strip())
 
     def _take_event(self, data: bytes) -> None:
+        if data == DONE.data:
+            self._is_done = True
+            return
         try:
-            event = _parsed(data)
+            event = _parsed(data) if data else None
         except ValueError:
             logger.exception("An event of a model's answer is not JSON.")
             return
@@ -265,7 +255,7 @@ class _Body:
             self._note_end(event)
             self._call.add_event(event)
 
-    def _note_end(self, event: Mapping[str, Any]) -> None:
+    def _note_end(self, event: Mapping[str, object]) -> None:
         kind = event.get("type")
         if kind in _LAST_EVENTS:
             self._is_done = True
@@ -275,12 +265,11 @@ class _Body:
 
     def end(self, error: BaseException | None = None) -> None:
         """Nothing more will be read."""
-        rest, self._pieces = b"".join(self._pieces), []
-        if self._is_stream:
-            for line in rest.splitlines():
-                self._take_line(line)
+        if self._parser is not None:  # some servers leave the last blank line out
+            self._is_done |= self._parser.close().removeprefix(b"data:").strip() == DONE.data
             self._call.finish(error=error, is_cut=not self._is_done)
             return
+        rest, self._pieces = b"".join(self._pieces), []
         try:
             response = _parsed(rest)
         except ValueError:

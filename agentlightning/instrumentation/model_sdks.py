@@ -70,7 +70,7 @@ class _BaseClientPatch(Patch):
         """
         super().__init__()
         self._records = records
-        self._last_address: tuple[Any, str] = (None, "")
+        self._last_address: tuple[object, str] = (None, "")
 
     def change(self, module: ModuleType) -> None:
         for client in (module.SyncAPIClient, module.AsyncAPIClient):
@@ -80,7 +80,7 @@ class _BaseClientPatch(Patch):
 
     @contextmanager
     def _request(
-        self, _original: object, client: Any, cast_to: object, options: Any, **kwargs: object
+        self, _original: object, client: object, cast_to: object, options: object, **kwargs: object
     ) -> Iterator[PatchedCall]:
         options, call = self._begun(client, options)
         made = PatchedCall((client, cast_to, options), kwargs)
@@ -89,13 +89,13 @@ class _BaseClientPatch(Patch):
             _follow(call, made.result)
 
     @staticmethod
-    def _process_response(original: Original, client: Any, **kwargs: object) -> Any:
+    def _process_response(original: Original, client: object, **kwargs: object) -> object:
         call, headers = _CALL.get(), getattr(kwargs.get("response"), "headers", None)
         if call is not None and isinstance(headers, Mapping):
             call.note_headers(headers)
         return original(client, **kwargs)
 
-    def _begun(self, client: Any, options: Any) -> tuple[Any, ModelCall | None]:
+    def _begun(self, client: Any, options: Any) -> tuple[object, ModelCall | None]:
         """The options to call with, and the call that was begun; None where there is none to record."""
         if options.method.lower() != "post":
             return options, None
@@ -104,7 +104,7 @@ class _BaseClientPatch(Patch):
         if dialect is None:
             return self._unrecorded(client, options), None
         body = _body_of(options)
-        attributes: dict[str, Any] = {"server.address": self._address_of(client)}
+        attributes: dict[str, object] = {"server.address": self._address_of(client)}
         router, target = current_router(), None
         if router is not None:
             request = self._requested(client, path, body.get("model"))
@@ -128,7 +128,7 @@ class _BaseClientPatch(Patch):
             options.headers |= parent_header(call.step.span)  # a copy, which nobody has seen yet
         return options, call
 
-    def _unrecorded(self, client: Any, options: Any) -> Any:
+    def _unrecorded(self, client: object, options: Any) -> object:
         """The options of a request that is no model call; one that has tokens counted goes where the call would."""
         path, router = str(options.url), current_router()
         if not _ending(path).endswith(COUNT_TOKENS_PATH):
@@ -140,14 +140,14 @@ class _BaseClientPatch(Patch):
         return self._without_own_span(options) if self._records else options
 
     @staticmethod
-    def _without_own_span(options: Any) -> Any:
+    def _without_own_span(options: Any) -> object:
         """Newer SDKs would write a span of their own, which says less and looks like a model call."""
         if vars(options).get("span_name"):
             options = _copy_of(options)
             options.span_name = None
         return options
 
-    def _address_of(self, client: Any) -> str:
+    def _address_of(self, client: object) -> str:
         """Where the client sends its calls; kept for the last one, because an agent rarely has more than one."""
         url, (last_url, address) = vars(client).get("_base_url"), self._last_address
         if url is None or url is not last_url:
@@ -159,7 +159,7 @@ class _BaseClientPatch(Patch):
         url = path if "://" in path else f"{self._address_of(client).rstrip('/')}/{path.lstrip('/')}"
         return ModelRequest(self.sdk, client, path, model, url)
 
-    def _redirected(self, client: Any, options: Any, target: Target) -> Any:
+    def _redirected(self, client: Any, options: Any, target: Target) -> object:
         options, path = _copy_of(options), str(options.url)
         if "://" in path:  # a program may give a whole address
             address = _ending(path)
@@ -179,7 +179,7 @@ class _BaseClientPatch(Patch):
         options.headers = headers | dict(target.headers)
         return options
 
-    def _signed(self, client: Any, headers: dict[str, Any], api_key: str) -> dict[str, Any]:
+    def _signed(self, client: object, headers: dict[str, object], api_key: str) -> dict[str, object]:
         """The headers of a request with this key, and with nothing else that says who sends it."""
         keys, omit = self._key_headers(client, api_key), _omit_of(client)
         taken = {name.lower() for name in keys}
@@ -197,7 +197,7 @@ class _BaseClientPatch(Patch):
             **keys,  # last, because newer SDKs take the last of those that are spelled differently
         }
 
-    def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
+    def _key_headers(self, client: object, api_key: str) -> dict[str, str]:
         raise NotImplementedError
 
 
@@ -209,7 +209,7 @@ class OpenAIPatch(_BaseClientPatch):
     sdk = "openai"
     dialects = OPENAI_DIALECTS
 
-    def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
+    def _key_headers(self, client: object, api_key: str) -> dict[str, str]:
         if vars(client).get("_provider_runtime") is not None:
             raise ConfigurationError(_SIGNS.format(client=type(client).__name__, instead="openai.OpenAI"))
         headers = {"Authorization": f"Bearer {api_key}"}
@@ -226,7 +226,7 @@ class AnthropicPatch(_BaseClientPatch):
     sdk = "anthropic"
     dialects = ANTHROPIC_DIALECTS
 
-    def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
+    def _key_headers(self, client: object, api_key: str) -> dict[str, str]:
         if hasattr(client, "aws_region"):
             raise ConfigurationError(_SIGNS.format(client=type(client).__name__, instead="anthropic.Anthropic"))
         # Both, because a client that has a token sends that where there is no such header yet.
@@ -238,22 +238,22 @@ def _ending(path: str) -> str:
     return path.partition("?")[0].rstrip("/")
 
 
-def _omit_of(client: Any) -> Any:
+def _omit_of(client: object) -> object:
     """What stands, in the client's SDK, for a value that is not to be sent."""
     base = next(kind for kind in type(client).__mro__ if kind.__name__ == "BaseClient")
     return importlib.import_module(f"{base.__module__.partition('.')[0]}._types").Omit()
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: object) -> dict[str, object]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _copy_of(options: Any) -> Any:
+def _copy_of(options: Any) -> object:
     """Because whoever made the options may use them again."""
     return options.model_copy() if hasattr(options, "model_copy") else options.copy()
 
 
-def _body_of(options: Any) -> dict[str, Any]:
+def _body_of(options: Any) -> dict[str, object]:
     """The request as it will be sent."""
     body = dict(options.json_data) if isinstance(options.json_data, Mapping) else {}
     return body | dict(options.extra_json) if isinstance(options.extra_json, Mapping) else body

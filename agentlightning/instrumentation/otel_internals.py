@@ -30,19 +30,19 @@ def suppress() -> None:
 
 def attributes_of(span: ReadableSpan) -> Mapping[str, Any]:
     """The attributes, not to be changed, straight from the SDK's dictionary: its own view is ten times slower."""
-    held: Mapping[str, Any] | None = getattr(getattr(span, "_attributes", None), "_dict", None)
+    held: Mapping[str, object] | None = getattr(getattr(span, "_attributes", None), "_dict", None)
     return held if held is not None else (span.attributes or {})
 
 
 def events_of(span: ReadableSpan) -> Sequence[Any]:
     """The events, not to be changed: the SDK's own view is a copy, and most spans have none."""
-    held: Sequence[Any] | None = getattr(span, "_events", None)
+    held: Sequence[object] | None = getattr(span, "_events", None)
     return held if held is not None else span.events
 
 
 def links_of(span: ReadableSpan) -> Sequence[Any]:
     """The links, not to be changed."""
-    held: Sequence[Any] | None = getattr(span, "_links", None)
+    held: Sequence[object] | None = getattr(span, "_links", None)
     return held if held is not None else span.links
 
 

@@ -72,7 +72,9 @@ class Patch:
         """
         self.when_undone(_replaced(owner, attribute, wrapper))
 
-    def surround(self, owner: Any, attribute: str, context: Callable[..., AbstractContextManager[PatchedCall]]) -> None:
+    def surround(
+        self, owner: object, attribute: str, context: Callable[..., AbstractContextManager[PatchedCall]]
+    ) -> None:
         """Have calls of a function, plain or a coroutine function, made in `context(original, *arguments)`."""
 
         def call(original: Original, /, *args: object, **kwargs: object) -> Foreign:
@@ -171,7 +173,7 @@ class Patch:
             return "(of unknown version)"
 
 
-def _replaced(owner: Any, attribute: str, wrapper: Wrapper) -> Callable[[], None]:
+def _replaced(owner: object, attribute: str, wrapper: Wrapper) -> Callable[[], None]:
     """Put our function in the place of a plain function; returns what undoes it."""
     found, original = vars(owner).get(attribute, _ABSENT), getattr(owner, attribute)
     if isinstance(found, (staticmethod, classmethod, property)):

@@ -118,7 +118,7 @@ def exclude_from_redirect(client: _T) -> _T:
     return client
 
 
-def _is_excluded(client: Any) -> bool:
+def _is_excluded(client: object) -> bool:
     return hasattr(client, _EXCLUDED) or hasattr(getattr(client, _HTTP_CLIENT, None), _EXCLUDED)
 
 
@@ -137,7 +137,7 @@ def excluded(router: Router, request: ModelRequest) -> dict[str, bool]:
     return {EXCLUDED_ATTRIBUTE: True} if is_excluded else {}
 
 
-def rewritten(body: Mapping[str, Any], target: Target) -> dict[str, Any]:
+def rewritten(body: Mapping[str, object], target: Target) -> dict[str, Any]:
     """A request as it is to be sent there."""
     changed = {**body, **target.parameters}
     if target.model is not None:

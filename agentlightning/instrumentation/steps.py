@@ -127,21 +127,13 @@ class Step:
         self.end(error=error)
 
 
-def agent_step(
-    agent: str,
-    *,
-    key: str = AGENT_NAME,
-    name: str | None = None,
-    parent: Step | None = None,
-    attributes: Mapping[str, AttributeValue] | None = None,
-) -> Step:
+def agent_step(agent: str, *, key: str = AGENT_NAME, attributes: Mapping[str, AttributeValue] | None = None) -> Step:
     """The work of an agent, which gives its name to all that is beneath.
 
     Args:
         key: The attribute that holds the agent's name; `types.agents` must know it.
-        name: Of the span; after the agent, if left out.
     """
-    return Step(name or f"{agent}.agent", {key: agent, **(attributes or {})}, parent=parent, agent=agent)
+    return Step(f"{agent}.agent", {key: agent, **(attributes or {})}, agent=agent)
 
 
 def tool_step(
@@ -166,7 +158,7 @@ def tool_step(
     return Step(name or f"{tool}.tool", known, parent=parent)
 
 
-def set_tool_result(step: Step, result: Any) -> None:
+def set_tool_result(step: Step, result: object) -> None:
     """Record what the tool returned."""
     step.set({"tool.result": as_json(result)})
 
@@ -206,11 +198,11 @@ def recorded(
 
 def record_calls(
     patch: Patch,
-    owner: Any,
+    owner: object,
     attribute: str,
     open_step: Callable[..., Step | None],
     *,
-    on_result: Callable[[Step, Any], None] | None = None,
+    on_result: Callable[[Step, object], None] | None = None,
     harmless: tuple[type[BaseException], ...] = (),
 ) -> None:
     """Have each call of a function or method, plain or a coroutine function, recorded as a step.

@@ -59,8 +59,8 @@ class ThreadContextPatch(Patch):
         original(thread)
 
     def _submit(
-        self, original: Original, pool: Any, function: Callable[..., Any], /, *args: object, **kwargs: object
-    ) -> Any:
+        self, original: Original, pool: object, function: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> object:
         around = self._carrier()
         return original(pool, function if around is None else around(function), *args, **kwargs)
 
@@ -71,7 +71,7 @@ class ThreadContextPatch(Patch):
             return None
         span_context = otel_context.get_current()
 
-        def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        def around(function: Callable[..., object]) -> Callable[..., Any]:
             def carried(*args: object, **kwargs: object) -> Any:
                 before = [(variable, variable.set(value)) for variable, value in values]
                 token = otel_context.attach(span_context)

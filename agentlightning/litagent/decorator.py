@@ -94,7 +94,8 @@ class FunctionalLitAgent(LitAgent[T]):
             signature.bind(None, **dict.fromkeys(known & self._parameters))
         except TypeError as error:
             raise ConfigurationError(
-                f"{self._name}{signature} cannot be called with its task first and the others by name: {error}."
+                f"{self._name}{signature} cannot be called with its task first and the others by name: {error}; "
+                f"write it as {self._name}(task)."
             ) from error
 
     def __reduce__(self) -> Any:

@@ -41,7 +41,7 @@ def method_of(agent: LitAgent[TaskInput], method: RolloutMethod) -> AgentMethod:
     own = [name for name in (f"{method}_async", method) if method != "rollout" and agent.overrides(name)]
     is_written_async = agent.overrides("rollout_async") and agent.is_async()
     name = own[0] if own else f"{method}_async" if is_written_async else method
-    call: Callable[..., Any] = getattr(agent, name)
+    call: Callable[..., object] = getattr(agent, name)
     leads_to_coroutine = not agent.overrides(name) and inspect.iscoroutinefunction(type(agent).rollout)
     return AgentMethod(call, inspect.iscoroutinefunction(call) or leads_to_coroutine, name_of(agent))
 
@@ -60,7 +60,7 @@ async def call_agent(
     return result
 
 
-async def call_callback(agent: LitAgent[TaskInput], name: str, *arguments: Any) -> None:
+async def call_callback(agent: LitAgent[TaskInput], name: str, *arguments: object) -> None:
     """Call a callback of an agent, plain or a coroutine function; what it raises is logged and fails nothing."""
     with log_failures(logger, "%s.%s failed.", type(agent).__name__, name, exits=True):
         pending = getattr(agent, name)(*arguments)

@@ -101,12 +101,12 @@ class AgentRouter(LitAgent[T]):
             self.default = named[default]
         _check(self._all_routes())
 
-    def set_trainer(self, trainer: Any) -> None:
+    def set_trainer(self, trainer: object) -> None:
         super().set_trainer(trainer)
         for route in self._all_routes():
             route.agent.set_trainer(trainer)
 
-    def set_runner(self, runner: Any) -> None:
+    def set_runner(self, runner: object) -> None:
         super().set_runner(runner)
         for route in self._all_routes():
             route.agent.set_runner(runner)
@@ -117,13 +117,13 @@ class AgentRouter(LitAgent[T]):
         """Whether the callback must be called: both must, if any of the agents has one."""
         return any(route.agent.has_callback(each) for route in self._all_routes() for each in _CALLBACKS)
 
-    def on_rollout_start(self, task: Task, runner: Any, tracer: Any) -> None:
+    def on_rollout_start(self, task: Task, runner: object, tracer: object) -> None:
         """Keep the arguments for the agent, which is chosen when the task is at hand."""
         work = current_work()
         if work is not None:
             work.routed[id(self)] = _Routed((task, runner, tracer))
 
-    def on_rollout_end(self, task: Task, rollout: Any, runner: Any, tracer: Any) -> Awaitable[None] | None:
+    def on_rollout_end(self, task: Task, rollout: object, runner: object, tracer: object) -> Awaitable[None] | None:
         work = current_work()
         routed: _Routed | None = None if work is None else work.routed.pop(id(self), None)
         if routed is None or routed.route is None:  # no agent was chosen, so none has begun
@@ -218,7 +218,7 @@ def _check(routes: Sequence[Route]) -> None:
         agent.check_parameters()
 
 
-async def _does_match(route: Route, task: Any) -> bool:
+async def _does_match(route: Route, task: object) -> bool:
     if route.matches is None:
         return False
     try:
@@ -230,7 +230,7 @@ async def _does_match(route: Route, task: Any) -> bool:
         ) from error
 
 
-def _described(task: Any) -> str:
+def _described(task: object) -> str:
     """A task without what is in it, which may be long or private."""
     if isinstance(task, Mapping):
         return f"a task with the keys {', '.join(map(repr, task))}" if task else "an empty task"

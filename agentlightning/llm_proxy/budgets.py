@@ -214,7 +214,7 @@ def with_token_limit(
     return {**body, **limits} if limits else body
 
 
-def with_whole_counts(dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
+def with_whole_counts(dialect: DialectName, body: dict[str, object]) -> dict[str, Any]:
     """A request whose counts are whole numbers; the same object, if they are.
 
     Raises:

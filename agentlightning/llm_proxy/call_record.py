@@ -128,7 +128,7 @@ def read_json(body: bytes) -> Any:
         return None
 
 
-def usage_of(answer: Mapping[str, Any]) -> tuple[int, int] | None:
+def usage_of(answer: Mapping[str, object]) -> tuple[int, int] | None:
     """Prompt and completion tokens."""
     usage = answer.get("usage")
     if not isinstance(usage, Mapping):
@@ -147,7 +147,7 @@ def spans_of(record: CallRecord, *, with_raw: bool = False) -> list[Span]:
     return spans
 
 
-def _answer_of(record: CallRecord) -> Mapping[str, Any]:
+def _answer_of(record: CallRecord) -> Mapping[str, object]:
     """The whole answer; empty for a call that failed before it had one."""
     if record.answer is None and record.response and (record.is_stream or record.outcome == "answered"):
         assembler = DIALECTS[record.backend_dialect or record.dialect].assembler
@@ -163,11 +163,11 @@ def _answer_of(record: CallRecord) -> Mapping[str, Any]:
     return record.answer if isinstance(record.answer, Mapping) else {}
 
 
-def _call_attributes(record: CallRecord, answer: Mapping[str, Any]) -> dict[str, Any]:
+def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, object]:
     if record.sent_json is None:
         record.sent_json = read_json(record.sent or record.request)
     dialect = DIALECTS[record.backend_dialect or record.dialect]
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, object] = {}
     # A call of a shape we do not know is still a call.
     with log_failures(logger, "A call of model '%s' could not be read; its span says little of it.", record.model):
         attributes.update(dialect.request_attributes(record.sent_json if isinstance(record.sent_json, Mapping) else {}))
@@ -197,8 +197,8 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, Any]) -> dict[str,
     return attributes | {f"{ATTRIBUTE_PREFIX}.{name}": value for name, value in own.items()}
 
 
-def _raw_attributes(record: CallRecord, answer: Mapping[str, Any]) -> dict[str, Any]:
-    raw: dict[str, Any] = {}
+def _raw_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, object]:
+    raw: dict[str, object] = {}
     if record.outcome in ("answered", "cancelled"):
         for name in _RAW_FIELDS:
             value = answer.get(name)
@@ -224,7 +224,7 @@ def _pattern(has_parent: bool) -> Span:
     )
 
 
-def _span(record: CallRecord, name: str, span_id: str, parent_id: str | None, attributes: dict[str, Any]) -> Span:
+def _span(record: CallRecord, name: str, span_id: str, parent_id: str | None, attributes: dict[str, object]) -> Span:
     pattern = _pattern(parent_id is not None)
     assert pattern.context is not None
     context = replaced(pattern.context, trace_id=record.trace_id, span_id=span_id, trace_state={})

@@ -196,7 +196,7 @@ class Gateway:
         }
 
 
-def _described(name: str, *, is_anthropic: bool) -> dict[str, Any]:
+def _described(name: str, *, is_anthropic: bool) -> dict[str, object]:
     if is_anthropic:
         return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, "object": "model", "created": 0, "owned_by": "agentlightning"}

@@ -275,7 +275,7 @@ def read_request(body: bytes) -> dict[str, Any]:
         raise Refused(Failure(400, "The request names no model.", "invalid_request_error", param="model"))
     most_levels = MOST_LEVELS - SPARE_LEVELS
     if body.count(b"{") + body.count(b"[") > most_levels:
-        nested: Any = request
+        nested: object = request
         for _ in range(SPARE_LEVELS):
             nested = [nested]
         try:
@@ -286,7 +286,7 @@ def read_request(body: bytes) -> dict[str, Any]:
     return request
 
 
-def _read_answer(body: bytes) -> dict[str, Any]:
+def _read_answer(body: bytes) -> dict[str, object]:
     try:
         check_values(body, MOST_ANSWER_VALUES)
     except PayloadTooLarge:

@@ -70,7 +70,7 @@ class _Done:
     def __init__(self, work: threading.Thread | None = None) -> None:
         self._work = work
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[object, None, None]:
         if self._work is not None:
             yield from asyncio.to_thread(self._work.join).__await__()
 
@@ -156,7 +156,7 @@ class LLMProxy:
             raw_spans=raw_spans or replay,
             middlewares=[one for one in middlewares or () if not isinstance(one, str)],
         )
-        self._last_status: dict[str, Any] = {}
+        self._last_status: dict[str, object] = {}
         self._reset()
         _check_models(self.model_list)
         if num_workers != 1 or launch_mode != "thread" or launcher_args is not None:
@@ -360,7 +360,7 @@ class LLMProxy:
         rollout_id: str | None = None,
         attempt_id: str | None = None,
         model: str | None = None,
-        sampling_parameters: Mapping[str, Any] | None = None,
+        sampling_parameters: Mapping[str, object] | None = None,
         *,
         agent: str | None = None,
     ) -> LLM:
@@ -408,7 +408,7 @@ def _check_names(kind: str, given: Sequence[object], known: Sequence[str]) -> No
             raise ConfigurationError(f"There is no {kind} '{name}'; known are {', '.join(known)}.")
 
 
-def _sqlite_path(store: Any) -> Path | None:
+def _sqlite_path(store: object) -> Path | None:
     """The file of an SQLite store, behind whatever wraps it."""
     while store is not None:
         path = getattr(store, "path", None)

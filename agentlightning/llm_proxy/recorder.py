@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import PayloadTooLarge, StoreError
 from agentlightning.llm_proxy.call_record import CallRecord, Origin, spans_of
 from agentlightning.llm_proxy.journal import Journal, OldSegment
 from agentlightning.store.base import LightningStore
@@ -63,6 +63,7 @@ class PendingCall(PendingItem):
         self.is_stored = False
         self.may_be_stored_later = False
         """Lost because the store failed, not because it refused the call."""
+        self.with_raw = recorder.raw_spans
         self._recorder = recorder
 
     @property
@@ -74,7 +75,7 @@ class PendingCall(PendingItem):
         return self.record.ended
 
     def make_spans(self) -> Sequence[Span]:
-        return spans_of(self.record, with_raw=self._recorder.raw_spans)
+        return spans_of(self.record, with_raw=self.with_raw)
 
     def store(self, stored: Sequence[Span | None]) -> None:
         self.is_stored = True
@@ -96,7 +97,7 @@ class PendingCall(PendingItem):
 
 
 class _CallShipper(Shipper):
-    """Numbers calls itself if they have two spans, which share a number."""
+    """Numbers calls itself if they have two spans, which share a number; drops the second if it is too large."""
 
     def __init__(self, recorder: "Recorder", limits: ShipperLimits) -> None:
         super().__init__(recorder.store, limits)
@@ -109,6 +110,17 @@ class _CallShipper(Shipper):
             for record, number in zip(fresh, await self.store.get_many_span_sequence_ids(owners), strict=True):
                 record.sequence_id = number
         await super()._store(items)
+
+    async def _sort_out(self, items: Sequence[PendingItem], error: Exception) -> None:
+        call = items[0]
+        if len(items) > 1 or not (
+            isinstance(call, PendingCall) and call.with_raw and isinstance(error, PayloadTooLarge)
+        ):
+            await super()._sort_out(items, error)
+            return
+        logger.warning("A model call of %s is recorded without its raw span: %s", call.record.origin, error)
+        call.with_raw = False
+        await self.ship(items)
 
     def _note_progress(self) -> None:
         super()._note_progress()

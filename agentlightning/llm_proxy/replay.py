@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from typing_extensions import Self
@@ -94,7 +94,7 @@ class Replays:
         self._records: dict[Origin, asyncio.Task[_Record]] = {}
 
     async def find(
-        self, attempts: Attempts, origin: Origin, dialect: DialectName, request: Mapping[str, Any]
+        self, attempts: Attempts, origin: Origin, dialect: DialectName, request: Mapping[str, object]
     ) -> RecordedResponse | None:
         """The response to an identical call; None if there is none, or none left."""
         record = await self._record_of(attempts, Origin(origin.rollout_id, origin.attempt_id))
@@ -193,8 +193,8 @@ def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedResponse]:
         return str(attributes.get(f"{ATTRIBUTE_PREFIX}.{name}") or "")
 
     sent = text("request_body")
-    dialect: Any = text("dialect")
-    backend_dialect: Any = text("backend_dialect") or dialect
+    dialect: object = text("dialect")
+    backend_dialect: object = text("backend_dialect") or dialect
     if dialect not in DIALECTS or backend_dialect not in DIALECTS:
         raise ValueError(f"There is no dialect {dialect!r} or {backend_dialect!r}.")
     _object(sent)
@@ -217,14 +217,14 @@ def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedResponse]:
     return _digest(dialect, request), response
 
 
-def _object(body: str | bytes) -> dict[str, Any]:
+def _object(body: str | bytes) -> dict[str, object]:
     value = orjson.loads(body)
     if not isinstance(value, dict):
         raise ValueError(f"This is no JSON object: {body[:80]!r}")
     return value
 
 
-def _digest(dialect: DialectName, request: Mapping[str, Any]) -> bytes:
+def _digest(dialect: DialectName, request: Mapping[str, object]) -> bytes:
     """What identical calls have in common: everything."""
     content = orjson.dumps(request, option=orjson.OPT_SORT_KEYS)
     return dialect.encode() + b":" + hashlib.sha256(content).digest()

@@ -6,7 +6,7 @@ Bytes are passed on as they came where nothing has to be taken out of them or tr
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -177,7 +177,7 @@ class StreamRelay:
         held[:] = chunk[cut:]
         return whole
 
-    def _read(self, event: ServerSentEvent) -> dict[str, Any] | None:
+    def _read(self, event: ServerSentEvent) -> dict[str, object] | None:
         """The content of an event; None if it only ends the stream."""
         data, dialect = event.data, self._upstream.backend_dialect
         if data.strip() == b"[DONE]":
@@ -206,7 +206,7 @@ class StreamRelay:
                 self._finished_choices.add(choice.get("index") or 0)
         return content
 
-    def _shown(self, event: ServerSentEvent, content: dict[str, Any] | None) -> bytes:
+    def _shown(self, event: ServerSentEvent, content: dict[str, object] | None) -> bytes:
         """An event as the caller gets it."""
         if self._translated is not None:
             shown = [] if content is None else self._translated.add(content)

@@ -7,7 +7,7 @@ would stop some. No answer is written, so nothing is recorded, and no budget is 
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -63,7 +63,7 @@ async def count_tokens(gateway: "Gateway", route: Route, request: Request, heade
     return Response(failure.status, error_body("messages", failure))
 
 
-def _prepared(backend: Backend, requested: dict[str, Any], body: bytes, headers: Headers) -> PreparedRequest:
+def _prepared(backend: Backend, requested: dict[str, object], body: bytes, headers: Headers) -> PreparedRequest:
     if backend.count_url is None:
         raise DialectNotServed(f"Backend '{backend.name}' counts no tokens.")
     if "messages" not in backend.dialects:
@@ -91,9 +91,9 @@ async def _counted_by_backend(gateway: "Gateway", call: BackendRequest) -> Respo
         return Response(response.status, body, headers=response_headers(response.headers))
 
 
-def _estimate(requested: dict[str, Any]) -> int:
+def _estimate(requested: dict[str, object]) -> int:
     characters = 0
-    left: list[Any] = [requested.get(name) for name in ("system", "messages", "tools")]
+    left: list[object] = [requested.get(name) for name in ("system", "messages", "tools")]
     while left:
         value = left.pop()
         if isinstance(value, str):

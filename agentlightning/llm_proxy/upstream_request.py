@@ -160,7 +160,7 @@ class UpstreamRequest:
             headers["x-rollout-id"], headers["x-attempt-id"] = quote(origin.rollout_id), quote(origin.attempt_id)
         return PreparedRequest(dialect=dialect, body=sent, stream=record.is_stream, headers=headers)
 
-    def _overridden(self, backend: Backend, dialect: DialectName) -> dict[str, Any]:
+    def _overridden(self, backend: Backend, dialect: DialectName) -> dict[str, object]:
         """The caller's request, but for fields that the backend's entry overrides for the rollout's resources."""
         overrides = backend.overrides.get(self._model.resources_id or "")
         if overrides is None or dialect == "embeddings":
@@ -177,7 +177,7 @@ class UpstreamRequest:
         removed = [name for name, value in overrides.items() if value is None]
         return {name: value for name, value in {**self.requested, **overrides}.items() if name not in removed}
 
-    def _with_extras(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
+    def _with_extras(self, backend: Backend, dialect: DialectName, body: dict[str, object]) -> dict[str, object]:
         """Ask for token ids, log-probabilities and the usage of a stream, where the backend may have them."""
         settings, record = self._gateway.settings, self._record
         self.has_extras = False
@@ -244,7 +244,7 @@ class UpstreamRequest:
 
     # ------------------------------------------------------------------ budgets
 
-    def _within_budget(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
+    def _within_budget(self, backend: Backend, dialect: DialectName, body: dict[str, object]) -> dict[str, object]:
         prices = Prices(backend.input_cost_per_token or 0.0, backend.output_cost_per_token or 0.0)
         if self._reservation is not None and self._reservation.prices != prices:
             self._reservation.cancel()

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.litagent import LitAgent
@@ -101,7 +101,7 @@ class LitAgentRunner(Runner[T_task]):
     # ------------------------------------------------------------------ life cycle
 
     def init(
-        self, agent: LitAgent[T_task] | None = None, *, hooks: Sequence[Hook] | None = None, **kwargs: Any
+        self, agent: LitAgent[T_task] | None = None, *, hooks: Sequence[Hook] | None = None, **kwargs: object
     ) -> None:
         """Take the agent and the hooks."""
         self._agent = agent if agent is not None else self._agent

@@ -186,7 +186,7 @@ class AttemptRun:
                 async with context.tracer.trace_context(name=rollout.rollout_id, **target):
                     result = await self._traced(resources)
         finally:
-            self.spans = _last_trace(context.tracer)
+            self.spans = last_trace(context.tracer)
         if holds_spans(result):
             await self._store_last_spans()
             self.spans = await store_returned_spans(result, rollout, context.store, self.spans)
@@ -370,7 +370,8 @@ async def _cancel_agent(work: "asyncio.Future[Any]") -> None:
         logger.warning("An agent did not end within %g s of being cancelled and is left behind.", CANCEL_SECONDS)
 
 
-def _last_trace(tracer: Tracer) -> Sequence[object]:
+def last_trace(tracer: Tracer) -> Sequence[Any]:
+    """The spans of the last trace; none of a tracer that keeps none."""
     try:
         return tracer.get_last_trace()
     except (RuntimeError, NotImplementedError):  # it has recorded nothing, or keeps no traces

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from agentlightning.errors import AgentLightningError
+from agentlightning.utils.clipped_text import printable
 
 __all__ = ["FailureLog", "FailureNote", "agent_traceback"]
 
@@ -61,8 +62,7 @@ class FailureNote:
         if not isinstance(noted, Mapping):
             return None
         texts = [str(noted.get(name) or "") for name in ("type", "message", "traceback")]
-        # Without anything that a terminal could take for a command.
-        return cls(*("".join(one if one.isprintable() or one in "\n\t" else " " for one in text) for text in texts))
+        return cls(*(printable(text, kept="\n\t") for text in texts))
 
     def as_metadata(self) -> dict[str, Any]:
         return {**vars(self), "time": time.time()}

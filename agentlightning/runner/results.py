@@ -150,7 +150,7 @@ def _hint(kind: str) -> None:
 
 
 async def store_returned_spans(
-    result: object, rollout: AttemptedRollout, store: LightningStore, traced: Sequence[Any]
+    result: object, rollout: AttemptedRollout, store: LightningStore, traced: Sequence[object]
 ) -> Sequence[Any]:
     """Store the span or spans that an agent returned, but for those its tracer has stored; returns the rollout's."""
     items: list[Any] = list(result) if isinstance(result, list) else [result]
@@ -213,7 +213,7 @@ class _Walk:
         except Exception:  # noqa: BLE001 # an object of the user's may raise anything when it is looked at
             return self._text(_described(value), level)
 
-    def _plain(self, value: Any, level: int) -> Any:
+    def _plain(self, value: object, level: int) -> object:
         if value is None or isinstance(value, bool):
             self._left -= _BYTES_OF_A_NUMBER
             return value
@@ -236,7 +236,7 @@ class _Walk:
         fields = _fields_of(value)
         return self._text(_described(value), level) if fields is None else self.plain(fields, level + 1)
 
-    def _number(self, value: float, level: int) -> Any:
+    def _number(self, value: float, level: int) -> object:
         self._left -= _BYTES_OF_A_NUMBER
         if isinstance(value, int):
             if abs(value) <= _LARGEST_INTEGER:

@@ -7,7 +7,7 @@ belong.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -32,7 +32,7 @@ def sum_of_numbers(values: Sequence[object]) -> int | float | None:
     return total if type(total) in _NUMBERS else None
 
 
-def _checked(attributes: dict[str, Any]) -> dict[str, Any]:
+def _checked(attributes: dict[str, object]) -> dict[str, object]:
     """The attributes with every sequence as a list, which is what JSON gives back."""
     for name, value in attributes.items():
         is_plain_list = type(value) is list and sum_of_numbers(value) is not None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, SupportsIndex, 
 
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
+from agentlightning.types.paging import FilterField, FilterOptions, PaginatedResult, SortOptions
 from agentlightning.types.tracer import Span, SpanCoreFields
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ __all__ = [
     "Worker",
     "WorkerStatus",
     "Hook",
+    "PaginatedResult",
+    "FilterOptions",
+    "FilterField",
+    "SortOptions",
 ]
 
 T_co = TypeVar("T_co", covariant=True)

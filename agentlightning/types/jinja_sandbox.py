@@ -39,7 +39,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         if self._steps > MAX_STEPS:
             raise TemplateError(f"The template takes more than {MAX_STEPS} steps; shorten its loops.")
 
-    def _turns(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _turns(self, items: Iterable[object]) -> Iterator[object]:
         for item in items:
             self._spend(1)
             yield item
@@ -68,13 +68,13 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     if isinstance(value, range):
         return max(0, (value.stop - value.start + value.step - (1 if value.step > 0 else -1)) // value.step)
     return len(value) if isinstance(value, (str, bytes, list, tuple)) else 0
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 

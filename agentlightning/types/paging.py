@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 __all__ = ["PaginatedResult", "FilterOptions", "FilterField", "SortOptions", "FilterLogic", "SortOrder"]
 
 T_co = TypeVar("T_co", covariant=True)
+OtherT = TypeVar("OtherT")
 
 FilterLogic = Literal["and", "or"]
 SortOrder = Literal["asc", "desc"]
@@ -58,6 +59,12 @@ class PaginatedResult(BaseModel, Sequence[T_co], Generic[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override] # a page iterates over its items, not over its fields
         return iter(self.items)
+
+    def __add__(self, other: Sequence[OtherT]) -> "list[T_co | OtherT]":
+        return [*self.items, *other]
+
+    def __radd__(self, other: Sequence[OtherT]) -> "list[OtherT | T_co]":
+        return [*other, *self.items]
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PaginatedResult):

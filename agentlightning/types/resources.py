@@ -149,6 +149,11 @@ class _FStringFormatter(string.Formatter):
                 )
         return super().get_field(field_name, args, kwargs)
 
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if isinstance(key, str) and key not in kwargs:
+            raise KeyError(f"The template has no value for '{{{key}}}'; format got {', '.join(kwargs) or 'none'}.")
+        return super().get_value(key, args, kwargs)
+
     def format_field(self, value: Any, format_spec: str) -> Any:
         for number in _NUMBER.findall(format_spec):
             if len(number) > len(str(MAX_WIDTH)) or int(number) > MAX_WIDTH:

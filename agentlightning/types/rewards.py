@@ -90,7 +90,7 @@ def rewards_of(span: Described) -> list[RewardPydanticModel]:
     return rewards
 
 
-def _name_of(attributes: Mapping[str, Any], number: int) -> str:
+def _name_of(attributes: Mapping[str, object], number: int) -> str:
     return str(attributes.get(f"{_PREFIX}.{number}.{RewardAttributes.REWARD_NAME.value}", _PRIMARY_NAME))
 
 
@@ -117,7 +117,7 @@ def named_rewards_of(spans: Iterable[Described]) -> dict[str, float]:
     return {reward.name: reward.value for span in spans for reward in rewards_of(span)}
 
 
-def _as_dict(output: object) -> dict[str, Any]:
+def _as_dict(output: object) -> dict[str, object]:
     if isinstance(output, str):
         try:
             output = json.loads(output)

@@ -16,7 +16,7 @@ An agent may be *pinned* to resources of a certain id, while others follow what 
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.types.core import Rollout
@@ -55,7 +55,7 @@ def scoped_to(agent_name: str | None, resources: NamedResources) -> NamedResourc
 
 def pinned_id(agent_name: str, rollout: Rollout) -> str | None:
     """The resources that a rollout pins an agent to; None if it does not."""
-    pins: Any = (rollout.metadata or {}).get(PINNED_RESOURCES, {})
+    pins: object = (rollout.metadata or {}).get(PINNED_RESOURCES, {})
     pinned_to = pins.get(agent_name) if isinstance(pins, Mapping) else pins
     if not isinstance(pins, Mapping) or not isinstance(pinned_to, str | None):
         raise ConfigurationError(
@@ -90,7 +90,7 @@ def _completed(agent_name: str, name: str, own: ResourceUnion, default: Resource
     model = own.model or default.model
     if endpoint:  # the default's key is for the default's endpoint alone
         return own.model_copy(update={"model": model, "sampling_parameters": sampling})
-    changes: dict[str, Any] = {"model": model, "sampling_parameters": sampling}
+    changes: dict[str, object] = {"model": model, "sampling_parameters": sampling}
     changes["api_key"] = default.api_key if own.api_key is None else own.api_key
     changes["redirect"] = default.redirect if own.redirect is None else own.redirect
     changes["redirect_exclude"] = own.redirect_exclude or default.redirect_exclude

@@ -80,7 +80,7 @@ def extract_extra_fields(src: object, excluded_fields: Iterable[str]) -> dict[st
     of_class = set(dir(type(src)))
     extra = {name.lstrip("_"): value for name, value in vars(src).items()}
     kept = {name: value for name, value in extra.items() if name and name not in excluded and name not in of_class}
-    safe: dict[str, Any] = json.loads(json.dumps(kept, default=str)) if kept else {}
+    safe: dict[str, object] = json.loads(json.dumps(kept, default=str)) if kept else {}
     return safe
 
 

@@ -22,13 +22,13 @@ from agentlightning.algorithm.prompts.results import (
     RunRecord,
     VersionedPromptTemplate,
     challenged,
-    counted,
     overall_gain,
 )
 from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts, why_unfit
 from agentlightning.algorithm.utils import shuffled_batches
 from agentlightning.errors import TrainingError
 from agentlightning.types import Dataset
+from agentlightning.utils.clipped_text import counted
 from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:

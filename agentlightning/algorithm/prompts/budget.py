@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.budgets import Prices
@@ -247,7 +247,7 @@ class Ledger:
             self.model_calls -= 1
             raise
 
-    def end_call(self, hold: Hold, usage: Any) -> None:
+    def end_call(self, hold: Hold, usage: object) -> None:
         """A call is over that was answered; `usage` is what the model told of its tokens, or None."""
         read, written = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
         cost = self._price(hold.model, read, written)

@@ -41,13 +41,13 @@ from agentlightning.algorithm.prompts.results import (
     OptimisationResult,
     RunRecord,
     challenged,
-    counted,
 )
 from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.types import LLM, NamedResources, PromptTemplate
+from agentlightning.utils.clipped_text import counted
 from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class GEPA(Algorithm):
     @with_llm_proxy()
     async def _run(
         self,
-        proxy: Any = None,
+        proxy: object = None,
         *,
         prompts: dict[str, PromptTemplate],
         train: Tasks,

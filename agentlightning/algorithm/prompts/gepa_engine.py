@@ -256,7 +256,7 @@ class CandidateEvaluator:
         return changed
 
     async def _read(
-        self, one: Evaluation, task: Any, rollout: Rollout | None, traces: list[list[JsonMapping]]
+        self, one: Evaluation, task: object, rollout: Rollout | None, traces: list[list[JsonMapping]]
     ) -> Outcome:
         """The outcome of one rollout, None if it was late; what its spans say is added to the traces."""
         spans: list[Span] = []

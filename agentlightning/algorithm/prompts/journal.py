@@ -72,7 +72,7 @@ class RunJournal:
         """The outcome of a step; None if it is not known."""
         return self._steps.get(step)
 
-    def put(self, step: str, outcome: Any) -> None:
+    def put(self, step: str, outcome: object) -> None:
         """Keep the outcome of a step."""
         if self._path is not None:
             self._write([step, outcome])
@@ -102,7 +102,7 @@ class RunJournal:
         names = (f"{self._key} {step} {number}" for number in range(count))
         return [f"ro-{hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS]}" for name in names]
 
-    def _write(self, line: Any) -> None:
+    def _write(self, line: object) -> None:
         assert self._path is not None
         with append_to(self._path) as file:
             file.write(json.dumps(line, ensure_ascii=False, default=str).encode() + b"\n")

@@ -121,7 +121,7 @@ def _value(path: str, context: _Context) -> Any:
     return value
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """With an indent of two, as the package writes it; a whole number has no fraction."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -164,7 +164,7 @@ def _beside(seed: PromptTemplate) -> str:
 
 
 def reflective_record(
-    task: Any, spans: Sequence[Span], *, reward: str, error: str | None, adapter: TraceToMessages
+    task: object, spans: Sequence[Span], *, reward: str, error: str | None, adapter: TraceToMessages
 ) -> ReflectiveRecord:
     """The example that a rollout makes.
 
@@ -233,7 +233,7 @@ def _content_of(message: JsonMapping) -> str:
     return "\n".join(parts)
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, str):
         return value
     if hasattr(value, "model_dump"):

@@ -19,6 +19,7 @@ from agentlightning.algorithm.intervals import Estimate, summary_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import PromptTemplate, RolloutStatus, Run, RunStatus
+from agentlightning.utils.clipped_text import counted
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.private_files import replaced_file
 
@@ -176,11 +177,6 @@ class OptimisationResult:
             Path(output).parent.mkdir(parents=True, exist_ok=True)
             with replaced_file(Path(output)) as file:
                 file.write(json.dumps(self.to_json(), ensure_ascii=False, indent=2).encode() + b"\n")
-
-
-def counted(count: int, what: str) -> str:
-    """So many of something: `1 pair`, `2 pairs`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 class RunRecord:

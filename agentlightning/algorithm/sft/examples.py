@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import orjson
 
@@ -86,7 +85,7 @@ async def find(store: LightningStore, wanted: RecordedRollouts) -> Sent:
     return Sent({rollout.rollout_id: task_key(rollout.input) for rollout in kept})
 
 
-def task_key(task: Any) -> str:
+def task_key(task: object) -> str:
     """The same for equal tasks."""
     return orjson.dumps(task, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=repr).decode()
 

@@ -215,7 +215,9 @@ class SFT(Algorithm):
         latest = checkpoints.latest() if checkpoints is not None and self._resume else None
         self.examples = await self._collect(train_dataset, latest)
         if not self.examples.samples:
-            raise TrainingError(f"There is nothing to learn from: {self.examples.words()}")
+            recorded = "the store has no such rollouts; record some in it, or sample them now with SFT(best_of=8)."
+            why = self.examples.words() if self.examples.rollouts else recorded
+            raise TrainingError(f"There is nothing to learn from: {why}")
         logger.info("Fine-tuning on rollouts: %s", self.examples.words())
         fitting = Fitting(
             self._learner,

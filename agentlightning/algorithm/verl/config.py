@@ -37,7 +37,7 @@ class VerlConfig(dict[str, Any]):
     def __init__(self, entries: JsonMapping | None = None) -> None:
         super().__init__({name: _wrapped(value) for name, value in (entries or {}).items()})
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         super().__setitem__(name, _wrapped(value))
 
     def update(self, entries: JsonMapping, /) -> None:  # type: ignore[override] # one form will do
@@ -50,7 +50,7 @@ class VerlConfig(dict[str, Any]):
             known = ", ".join(map(str, self)) or "nothing"
             raise AttributeError(f"The configuration has no '{name}' here; there is {known}.") from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
 
@@ -117,7 +117,7 @@ def _merged(base: JsonMapping, over: JsonMapping) -> JsonObject:
     return result
 
 
-def _wrapped(value: Any) -> Any:
+def _wrapped(value: object) -> Any:
     if isinstance(value, Mapping):
         return VerlConfig(value)
     return [_wrapped(one) for one in value] if isinstance(value, list) else value

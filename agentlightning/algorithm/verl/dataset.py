@@ -29,7 +29,7 @@ class AgentDataset(Dataset[JsonObject]):
         max_samples: int = -1,
     ) -> None:
         rows = read_rows([data_files] if isinstance(data_files, str) else list(data_files))
-        self.rows: Sequence[Any] = rows if max_samples < 0 else rows[:max_samples]
+        self.rows: Sequence[object] = rows if max_samples < 0 else rows[:max_samples]
         if not self.rows:
             raise ConfigurationError(f"The data files {data_files!r} have no rows; verl needs at least one.")
 

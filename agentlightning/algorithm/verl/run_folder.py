@@ -69,7 +69,7 @@ def read_rows(paths: Sequence[str]) -> list[Any]:
     return [row for path in paths for row in _read(Path(path).expanduser())]
 
 
-def _read(path: Path) -> list[Any]:
+def _read(path: Path) -> list[object]:
     try:
         if path.suffix == ROWS_SUFFIX:
             return list(importlib.import_module("ray.cloudpickle").loads(path.read_bytes()))

@@ -11,7 +11,7 @@ rows lose nothing. A response that is too long keeps its beginning. Both are cou
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import orjson
 import torch
@@ -115,7 +115,7 @@ def _calls(triplets: Sequence[Triplet]) -> Iterator[tuple[int, CallTokens]]:
             )
 
 
-def _ids(side: Any) -> list[int]:
+def _ids(side: object) -> list[int]:
     found = as_token_ids(side.get("token_ids")) if isinstance(side, dict) else None
     return found if isinstance(found, list) else []
 

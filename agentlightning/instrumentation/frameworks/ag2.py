@@ -62,7 +62,7 @@ def _chat(sender: Any, /, recipient: Any, *_args: object, **_kwargs: object) -> 
 
 
 def _reply(agent: Any, /, *_args: object, **_kwargs: object) -> Step:
-    return agent_step(agent.name)
+    return agent_step(agent.name, attributes={"ag2.agent.name": agent.name})
 
 
 def _model_call(_client: object, /, *, agent: Any = None, **_config: object) -> Step | None:
@@ -90,7 +90,7 @@ _Turn = Callable[[], Awaitable[Any]]
 
 
 def _turn_scope(
-    original: Callable[..., AbstractAsyncContextManager[_Turn]], agent: Any, /, *args: object, **kwargs: object
+    original: Callable[..., AbstractAsyncContextManager[_Turn]], agent: object, /, *args: object, **kwargs: object
 ) -> AbstractAsyncContextManager[_Turn]:
     return _recorded_turn(agent, original(agent, *args, **kwargs))
 
@@ -112,7 +112,7 @@ def _newer_tool(_context: object, /, call: Any) -> Step:
     return tool_step(call.name, call.arguments, call_id=call.id)
 
 
-def _record_event(step: Step, event: Any) -> None:
+def _record_event(step: Step, event: object) -> None:
     """A tool that fails does not raise here: ag2 tells the model. A tool that the client is to run has no result."""
     if (error := getattr(event, "error", None)) is not None:
         step.end(error=error)

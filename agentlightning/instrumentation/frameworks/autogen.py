@@ -114,11 +114,11 @@ _ORIGIN: Final = otel_context.create_key("agentlightning-autogen-origin")
 @contextmanager
 def _trace_message(
     original: Callable[..., AbstractContextManager[Span]],
-    runtime: Any,
+    runtime: object,
     /,
     operation: str,
-    destination: Any,
-    parent: Any,
+    destination: object,
+    parent: object,
     **kwargs: object,
 ) -> Iterator[Span]:
     """Trace a step of a message: sent where the sender is, delivered where the conversation began."""
@@ -132,7 +132,7 @@ def _trace_message(
         otel_context.attach(outside)
 
 
-def _context_of(runtime: Any, operation: str, metadata: Any) -> otel_context.Context:
+def _context_of(runtime: object, operation: str, metadata: object) -> otel_context.Context:
     here = otel_context.get_current()
     origin: Any = here.get(_ORIGIN)
     if operation == "create":
@@ -144,7 +144,7 @@ def _context_of(runtime: Any, operation: str, metadata: Any) -> otel_context.Con
     return otel_context.set_value(_ORIGIN, origin, origin.context)
 
 
-def _address(original: Callable[[], Any], /) -> Any:
+def _address(original: Callable[[], object], /) -> Any:
     """Note on the envelope of a message what conversation it is part of."""
     metadata = original()
     with guarded(_AUTOGEN):
@@ -158,7 +158,7 @@ def _address(original: Callable[[], Any], /) -> Any:
 def _apart(wrapper: Callable[..., _Stream]) -> Callable[..., _Stream]:
     """Let what a stream makes current be so while the stream works, and not while its reader does."""
 
-    def streaming(original: Callable[..., _Stream], owner: Any, /, *args: object, **kwargs: object) -> _Stream:
+    def streaming(original: Callable[..., _Stream], owner: object, /, *args: object, **kwargs: object) -> _Stream:
         return _kept_apart(wrapper(original(owner, *args, **kwargs), owner, *args, **kwargs))
 
     return streaming
@@ -299,7 +299,7 @@ async def _stream_tool(results: _Stream, tool: Any, /, args: Any, *rest: object,
 
 
 async def _call_mcp_tool(
-    original: Original, workbench: Any, /, name: str, arguments: Any = None, *rest: object, **kwargs: object
+    original: Original, workbench: object, /, name: str, arguments: object = None, *rest: object, **kwargs: object
 ) -> Any:
     with _ToolCall(name, arguments or {}, _call_id(rest, kwargs)) as call:
         result = await original(workbench, name, arguments, *rest, **kwargs)
@@ -307,7 +307,7 @@ async def _call_mcp_tool(
         return result
 
 
-def _call_id(rest: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def _call_id(rest: tuple[object, ...], kwargs: dict[str, Any]) -> str | None:
     """The id the model gave to a call, which follows the cancellation token."""
     call_id: str | None = kwargs.get("call_id", rest[1] if len(rest) > 1 else None)
     return call_id

@@ -76,7 +76,7 @@ class CrewAIPatch(Patch):
 
 def tool_callers() -> list[tuple[Any, str]]:
     """The classes and modules of this release that call tools for a model, each with its function that does."""
-    found: dict[int, tuple[Any, str]] = {}
+    found: dict[int, tuple[object, str]] = {}
     for address, function in _TOOL_CALLERS:
         with suppress(ImportError, AttributeError):
             owner = pkgutil.resolve_name(address)
@@ -85,7 +85,7 @@ def tool_callers() -> list[tuple[Any, str]]:
     return list(found.values())
 
 
-def _emit(original: Original, bus: Any, source: Any, event: Any) -> Any:
+def _emit(original: Original, bus: Any, source: Any, event: Any) -> object:
     with guarded(CrewAIPatch.name):
         if event.type in _BEGINNINGS:
             _begin(source, event)
@@ -102,7 +102,7 @@ def _begin(source: Any, event: Any) -> None:
         _innermost.set(_Work(kind, source, make(source, event).enter(), _innermost.get()))
 
 
-def _end(source: Any, event: Any) -> None:
+def _end(source: object, event: Any) -> None:
     kind, finish = _ENDINGS[event.type]
     work = _innermost.get()
     while work is not None and not (work.kind == kind and work.source is source):
@@ -127,7 +127,7 @@ def _end_within(outer: _Work | None, error: BaseException | str = _LEFT_OPEN) ->
     _innermost.set(outer)
 
 
-async def _ended_when_cancelled(original: Original, *args: object, **kwargs: object) -> Any:
+async def _ended_when_cancelled(original: Original, *args: object, **kwargs: object) -> object:
     """CrewAI tells of errors, but not of being cancelled."""
     around = _innermost.get()
     try:
@@ -138,7 +138,7 @@ async def _ended_when_cancelled(original: Original, *args: object, **kwargs: obj
         raise
 
 
-def _called_by_model(original: Original, *args: object, **kwargs: object) -> Any:
+def _called_by_model(original: Original, *args: object, **kwargs: object) -> object:
     """A call of a tool that the model asked for: an argument is its id or, by name or at the end, the call itself."""
     around = _innermost.get()
     called = kwargs if "call_id" in kwargs else kwargs.get("tool_call") or args[-1]
@@ -153,7 +153,7 @@ def _called_by_model(original: Original, *args: object, **kwargs: object) -> Any
         _tool_call_id.set(None)
 
 
-def _id_of(tool_call: Any) -> str | None:
+def _id_of(tool_call: object) -> str | None:
     """The id in any of the shapes in which models' clients give tool calls; some models give none."""
     if isinstance(tool_call, dict):
         found = tool_call.get("call_id") or tool_call.get("id") or tool_call.get("toolUseId")
@@ -200,7 +200,7 @@ def _lone_agent_begins(_agent: object, event: Any) -> Step:
     return agent_step(str(event.agent_info.get("role") or "agent").strip(), key=_AGENT_ROLE)
 
 
-def _role_of(agent: Any) -> str | None:
+def _role_of(agent: object) -> str | None:
     """Roles written in YAML end with a line break."""
     role = getattr(agent, "role", None)
     return role.strip() if isinstance(role, str) else None
@@ -238,10 +238,10 @@ def _ends(step: Step, _event: object) -> None:
     step.end()
 
 
-def _ends_with(attribute: str, field: str = "output") -> Callable[[Step, Any], None]:
+def _ends_with(attribute: str, field: str = "output") -> Callable[[Step, object], None]:
     """What came out is kept as an attribute."""
 
-    def tell(step: Step, event: Any) -> None:
+    def tell(step: Step, event: object) -> None:
         output = getattr(event, field)
         if output is not None:
             step.set({attribute: as_json(getattr(output, "raw", output))})

@@ -126,7 +126,7 @@ class _ModelsPatch(Patch):
             self._enter_first(args, kwargs)
             yield PatchedCall(args, kwargs)
 
-    def _enter_first(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def _enter_first(self, args: Sequence[object], kwargs: dict[str, object]) -> None:
         """Several prompts of one call lie beneath the first run; what is seen there is seen for all."""
         recorder = self._langchain.recorder
         with guarded(LANGCHAIN):
@@ -138,7 +138,7 @@ class _ModelsPatch(Patch):
             if runs:
                 enter(runs[0])
 
-    def _managers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+    def _managers(self, args: Sequence[object], kwargs: dict[str, object]) -> Sequence[Any]:
         """Of the runs whose calls are made."""
         return [kwargs.get("run_manager")]
 

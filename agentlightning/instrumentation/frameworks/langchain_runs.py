@@ -239,7 +239,7 @@ class Recorder:
     # ------------------------------------------------------------------ chains
 
     @_callback
-    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: object) -> None:
+    def on_chain_start(self, serialized: object, inputs: object, *, run_id: UUID, **kwargs: object) -> None:
         if not self.is_on:
             return
         chain = _Beginning.of(serialized, kwargs)
@@ -260,11 +260,11 @@ class Recorder:
         self._begin(Run(run_id, step, chain, is_agent), is_current=is_node)
 
     @_callback
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: object) -> None:
+    def on_chain_end(self, outputs: object, *, run_id: UUID, **kwargs: object) -> None:
         self._end(run_id)
 
     @_callback
-    def on_agent_action(self, action: Any, *, run_id: UUID, **kwargs: object) -> None:
+    def on_agent_action(self, action: object, *, run_id: UUID, **kwargs: object) -> None:
         """Only an agent acts and finishes: the chain that does is one."""
         run = self.run_of(run_id)
         if run is not None and run.id == run_id:
@@ -295,7 +295,7 @@ class Recorder:
         self._begin(run, is_current=kwargs.get("batch_size", 1) == 1)
 
     @_callback
-    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: object) -> None:
+    def on_llm_new_token(self, token: object, *, run_id: UUID, **kwargs: object) -> None:
         run = self._runs.get(run_id)
         if run is not None and run.call is not None and run.call.first_token_seconds is None:
             run.call.first_token_seconds = time.perf_counter() - run.call.began
@@ -304,7 +304,7 @@ class Recorder:
     on_stream_event = on_llm_new_token
 
     @_callback
-    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: object) -> None:
+    def on_llm_end(self, response: object, *, run_id: UUID, **kwargs: object) -> None:
         self._end(run_id, None, functools.partial(_call_attributes, response))
 
     @_callback
@@ -325,14 +325,14 @@ class Recorder:
         self._begin(Run(run_id, step, beginning))
 
     @_callback
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: object) -> None:
+    def on_tool_end(self, output: object, *, run_id: UUID, **kwargs: object) -> None:
         result = as_json(getattr(output, "content", output))
         # A tool may say in its answer to the model that it failed.
         error = result if getattr(output, "status", None) == "error" else None
         self._end(run_id, error, lambda _: {"tool.result": result})
 
     @_callback
-    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **kwargs: object) -> None:
+    def on_retriever_start(self, serialized: object, query: str, *, run_id: UUID, **kwargs: object) -> None:
         if not self.is_on or is_suppressed():
             return
         beginning = _Beginning.of(serialized, kwargs)
@@ -341,11 +341,11 @@ class Recorder:
         self._begin(Run(run_id, Step("retriever.retriever", attributes, parent=parent), beginning))
 
     @_callback
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: object) -> None:
+    def on_retriever_end(self, documents: object, *, run_id: UUID, **kwargs: object) -> None:
         self._end(run_id, None, lambda _: {"langchain.retriever.documents": as_json(documents)})
 
 
-def _call_attributes(response: Any, run: Run) -> dict[str, AttributeValue]:
+def _call_attributes(response: object, run: Run) -> dict[str, AttributeValue]:
     """The content of a call, if no layer below has recorded it."""
     call = run.call
     if call is None or call.watch.has_seen:

@@ -115,7 +115,7 @@ class LiteLLMPatch(Patch):
         self.when_undone(undo)
 
 
-def _called(path: str, original: Original, arguments: dict[str, Any], *, records: bool) -> Any:
+def _called(path: str, original: Original, arguments: dict[str, object], *, records: bool) -> Any:
     """A call in one of OpenAI's dialects, recorded and sent where it is to go."""
     sent = redirected_arguments(path, arguments) or arguments
     if not records or is_suppressed():
@@ -123,12 +123,12 @@ def _called(path: str, original: Original, arguments: dict[str, Any], *, records
     return _watched(original, _Request(OPENAI_DIALECTS[path], arguments), sent)
 
 
-def _called_other(original: Original, arguments: dict[str, Any]) -> Any:
+def _called_other(original: Original, arguments: dict[str, object]) -> Any:
     refuse_redirect(arguments)
     return original(**arguments)
 
 
-def _provider(logging: Any) -> str:
+def _provider(logging: object) -> str:
     """The provider, as LiteLLM's own record of the call has it."""
     details = field(logging, "model_call_details")
     return str(field(details, "custom_llm_provider") or "litellm")
@@ -139,7 +139,7 @@ def _provider(logging: Any) -> str:
 
 @contextmanager
 def _post(
-    records: bool, original: Original, handler: object, url: str, *args: object, **kwargs: Any
+    records: bool, original: Original, handler: object, url: str, *args: object, **kwargs: object
 ) -> Iterator[PatchedCall]:
     post = redirected_post(original, handler, Post(str(url), args, kwargs))
     call = _begun(post) if records else None
@@ -205,7 +205,7 @@ class _Watch(CallWatch):
         self.last_sent: ModelCall | None = None
 
 
-def _watched(original: Original, request: _Request, arguments: dict[str, Any]) -> Any:
+def _watched(original: Original, request: _Request, arguments: dict[str, object]) -> Any:
     with _Watch(request) as watch:
         try:
             result = original(**arguments)
@@ -218,7 +218,7 @@ def _watched(original: Original, request: _Request, arguments: dict[str, Any]) -
     return result
 
 
-async def _awaited(pending: Coroutine[Any, Any, Any], request: _Request, sent: CallWatch) -> Any:
+async def _awaited(pending: Coroutine[object, object, object], request: _Request, sent: CallWatch) -> Any:
     """What an asynchronous call returns; its request may have been recorded when it was prepared."""
     with _Watch(request) as watch:
         watch.has_seen = sent.has_seen
@@ -231,7 +231,7 @@ async def _awaited(pending: Coroutine[Any, Any, Any], request: _Request, sent: C
     return result
 
 
-def _record(watch: _Watch, request: _Request, result: Any = None, *, error: BaseException | None = None) -> None:
+def _record(watch: _Watch, request: _Request, result: object = None, *, error: BaseException | None = None) -> None:
     with guarded(LiteLLMPatch.name):
         was_recorded = watch.has_seen  # read now: the watch sees a call that begins here too
         call = watch.last_sent if was_recorded else request.translated()
@@ -251,7 +251,7 @@ class _StreamedCall:
 
 
 @contextmanager
-def _next_chunk(_original: object, stream: Any) -> Iterator[PatchedCall]:
+def _next_chunk(_original: object, stream: object) -> Iterator[PatchedCall]:
     streamed: _StreamedCall | None = vars(stream).get(_CALL)
     made = PatchedCall((stream,))
     try:
@@ -298,7 +298,7 @@ def _set_attributes(original: Original, integration: Any, span: Any, kwargs: Any
     return result
 
 
-def _response_ids(response: Any) -> Any:
+def _response_ids(response: object) -> Any:
     """Those of the first choice."""
     for ids in items(field(response, "response_token_ids")):
         return ids

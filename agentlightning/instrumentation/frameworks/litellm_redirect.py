@@ -53,7 +53,7 @@ _SEVERAL: Final = ("fallbacks", "model_list")
 # ---------------------------------------------------------------------- calls as LiteLLM is asked for them
 
 
-def redirected_arguments(path: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+def redirected_arguments(path: str, arguments: Mapping[str, object]) -> dict[str, Any] | None:
     """The arguments with which OpenAI's SDK makes a call; None, if the call goes its way as it is.
 
     Args:
@@ -75,20 +75,20 @@ def redirected_arguments(path: str, arguments: Mapping[str, Any]) -> dict[str, A
     return None if request.provider in _IN_SHAPE else _for_openai(str(request.model), arguments)
 
 
-def excluded_attributes(arguments: Mapping[str, Any]) -> dict[str, bool]:
+def excluded_attributes(arguments: Mapping[str, object]) -> dict[str, bool]:
     """What the span of a call says that goes its way as it is: whether it is excluded."""
     router = current_router()
     return {} if router is None else excluded(router, _request_of(CHAT_PATH, arguments))
 
 
-def refuse_redirect(arguments: Mapping[str, Any]) -> None:
+def refuse_redirect(arguments: Mapping[str, object]) -> None:
     """Raise ConfigurationError for a call that is no chat, where chats of its model go elsewhere."""
     router = current_router()
     if router is not None and not any(arguments.get(name) for name in _NOT_SENT):
         _refuse(router, arguments)
 
 
-def _refuse(router: Router, arguments: Mapping[str, Any]) -> None:
+def _refuse(router: Router, arguments: Mapping[str, object]) -> None:
     request = _request_of(CHAT_PATH, arguments)
     if target_of(router, request) is not None:
         name = f"{request.provider}/{request.model}"
@@ -98,7 +98,7 @@ def _refuse(router: Router, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _request_of(path: str, arguments: Mapping[str, Any]) -> ModelRequest:
+def _request_of(path: str, arguments: Mapping[str, object]) -> ModelRequest:
     litellm = importlib.import_module("litellm")
     given = plain_text(arguments.get("model") or "")
     asked = litellm.model_alias_map.get(given, given)
@@ -113,7 +113,7 @@ def _request_of(path: str, arguments: Mapping[str, Any]) -> ModelRequest:
     return ModelRequest("openai", arguments.get("client"), path, model, url, provider)
 
 
-def _for_openai(model: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _for_openai(model: str, arguments: Mapping[str, object]) -> dict[str, object]:
     """Less what is for the provider alone: its credentials, its addresses and its own parameters."""
     of_chat = inspect.signature(importlib.import_module("litellm.main").completion).parameters
     of_litellm = importlib.import_module("litellm.types.utils").all_litellm_params
@@ -154,7 +154,7 @@ class Post:
         return body if isinstance(body, Mapping) else None
 
 
-def redirected_post(original: Callable[..., Any], handler: Any, post: Post) -> Post:
+def redirected_post(original: Callable[..., object], handler: object, post: Post) -> Post:
     """What is sent instead where a router wants a call elsewhere; what the router raises reaches the caller."""
     router = current_router()
     sdk: Literal["openai", "anthropic"] = "openai" if dialect_of(post.url, OPENAI_DIALECTS) is not None else "anthropic"
@@ -178,7 +178,7 @@ def redirected_post(original: Callable[..., Any], handler: Any, post: Post) -> P
     return Post(target.base_url.rstrip("/") + path, (), kwargs, str(body.get("model")))
 
 
-def _headers(given: Any, target: Target) -> dict[str, Any]:
+def _headers(given: Any, target: Target) -> dict[str, object]:
     """Of a request whose body is JSON text."""
     kept = {name: value for name, value in (given or {}).items() if name.lower() != "content-type"}
     if target.api_key is not None:
@@ -187,5 +187,5 @@ def _headers(given: Any, target: Target) -> dict[str, Any]:
     return {**kept, "Content-Type": "application/json", **target.headers}
 
 
-def _without_secrets(values: Any) -> dict[str, Any]:
+def _without_secrets(values: Any) -> dict[str, object]:
     return {name: value for name, value in (values or {}).items() if not is_secret(name)}

@@ -27,15 +27,16 @@ class PydanticAIPatch(Patch):
 
 
 def _iterate(
-    original: Callable[..., AbstractAsyncContextManager[Any]], agent: Any, /, *args: object, **kwargs: object
-) -> AbstractAsyncContextManager[Any]:
+    original: Callable[..., AbstractAsyncContextManager[object]], agent: object, /, *args: object, **kwargs: object
+) -> AbstractAsyncContextManager[object]:
     return _running(agent, original(agent, *args, **kwargs))
 
 
 @asynccontextmanager
-async def _running(agent: Any, run: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+async def _running(agent: Any, run: AbstractAsyncContextManager[object]) -> AsyncIterator[object]:
     """A run of the agent, in whose context its model requests and tools work; PydanticAI calls unnamed ones so too."""
-    with recorded(PydanticAIPatch.name, lambda: agent_step(agent.name or "agent")):
+    name = agent.name or "agent"
+    with recorded(PydanticAIPatch.name, lambda: agent_step(name, attributes={"pydantic_ai.agent.name": name})):
         async with run as agent_run:
             yield agent_run
 

@@ -49,7 +49,8 @@ class SmolagentsPatch(Patch):
 
 def _run(original: Original, agent: Any, /, *args: object, **kwargs: object) -> Any:
     def open_step() -> Step:
-        return agent_step(agent.name or type(agent).__name__)
+        name = agent.name or type(agent).__name__
+        return agent_step(name, attributes={"smolagents.agent.name": name})
 
     if kwargs.get("stream", args[1] if len(args) > 1 else False):
         return _stream(original(agent, *args, **kwargs), open_step)
@@ -98,7 +99,7 @@ class _ToolCalls:
         agent: Any,
         /,
         tool_name: str,
-        arguments: Any,
+        arguments: object,
         *args: object,
         **kwargs: object,
     ) -> Any:
@@ -116,7 +117,7 @@ class _ToolCalls:
                     set_tool_result(step, result)
             return result
 
-    def _claimed_id(self, agent: Any, tool_name: str, arguments: Any) -> str | None:
+    def _claimed_id(self, agent: object, tool_name: str, arguments: object) -> str | None:
         """Of the first call with this name and these arguments; calls that are alike are made at the same time."""
         waiting = self._waiting.get(agent, {})
         for number, call in tuple(waiting.items()):

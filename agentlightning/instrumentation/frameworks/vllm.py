@@ -62,7 +62,7 @@ class VllmPatch(Patch):
 
 
 async def _generate(
-    original: Original, serving: Any, request: Any, result_generator: Any, *args: object, **kwargs: object
+    original: Original, serving: object, request: object, result_generator: Any, *args: object, **kwargs: object
 ) -> Any:
     """The response of a chat that does not stream, filled with the ids of the engine's last output."""
     last: list[Any] = []

@@ -77,11 +77,11 @@ class _Calls:
         step.end(error=error)
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(values: Mapping[str, object]) -> dict[str, Any]:
     return sanitize_attributes(flatten_attributes({name: _plain(value) for name, value in values.items()}))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value of which the parts can be named."""
     dump = getattr(value, "model_dump", None)
     if callable(dump) and not isinstance(value, type):
@@ -112,7 +112,7 @@ class WeavePatch(Patch):
         _follow_stack(self, self._calls)
 
     def _create_call(
-        self, original: Original, client: Any, op: Any, inputs: Any, *args: object, **kwargs: object
+        self, original: Original, client: object, op: Any, inputs: Any, *args: object, **kwargs: object
     ) -> Any:
         call = original(client, op, inputs, *args, **kwargs)
         self._calls.begin(call, _name_of(op), inputs)
@@ -121,7 +121,7 @@ class WeavePatch(Patch):
         return call
 
     def _finish_call(
-        self, original: Original, client: Any, call: Any, output: Any = None, exception: Any = None, **kwargs: object
+        self, original: Original, client: object, call: Any, output: Any = None, exception: Any = None, **kwargs: object
     ) -> Any:
         try:
             return original(client, call, output, exception, **kwargs)

@@ -9,7 +9,6 @@ version or another name of the model is the same one; queued calls go out under 
 import asyncio
 import logging
 import operator
-import random
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -55,7 +54,6 @@ class BackendPool:
         num_retries: Further tries of a call after failures that may pass.
         deadline_seconds: Time until a response must have begun, for calls that name no deadline; queueing and all
             tries included.
-        jitter: Varies the pauses between tries.
     """
 
     def __init__(
@@ -65,12 +63,10 @@ class BackendPool:
         num_retries: int = 0,
         deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
         clock: Clock | None = None,
-        jitter: random.Random | None = None,
     ) -> None:
         self._num_retries = num_retries
         self._deadline_seconds = deadline_seconds
         self._clock = clock or Clock()
-        self._jitter = jitter or random.Random()
         self._http = HttpSender()
         self._large_answers = Room(MOST_LARGE_ANSWERS)
         self._library = LibrarySender()
@@ -257,7 +253,7 @@ class BackendPool:
     async def _pause(self, call: CallState) -> None:
         """Wait before the next try; raise if there shall be none."""
         now = self._clock.now()
-        seconds = call.next_pause(now, self._jitter)
+        seconds = call.next_pause(now)
         if seconds is None:
             raise call.unavailable(now)
         if seconds > 0:
@@ -337,7 +333,7 @@ class BackendPool:
             if hold_seconds > 0:
                 state.admission.hold(now + hold_seconds)
             call.tried.append(state)
-            pause = call.next_pause(now, self._jitter)
+            pause = call.next_pause(now)
             if pause is not None:
                 state.admission.release()
                 await head.close()

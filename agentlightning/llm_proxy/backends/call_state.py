@@ -114,7 +114,7 @@ class CallState:
         self._free_retries_used.add(kind)
         return True
 
-    def next_pause(self, now: float, jitter: random.Random) -> float | None:
+    def next_pause(self, now: float) -> float | None:
         """Seconds before the next try, which this counts; None if there shall be no other."""
         if self._retries_left == 0:
             return None
@@ -123,7 +123,7 @@ class CallState:
             held_seconds = min((state.admission.wait_seconds(now) for state in self.fit), default=0.0)
             if held_seconds == 0:  # else the backend's queue is where to wait
                 longest = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._backoffs, 16), LONGEST_BACKOFF_SECONDS)
-                seconds = longest * (0.5 + 0.5 * jitter.random())
+                seconds = longest * (0.5 + 0.5 * random.random())
                 self._backoffs += 1
             if now + max(seconds, held_seconds) >= self.deadline:
                 return None

@@ -11,7 +11,7 @@ import functools
 import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -178,7 +178,7 @@ class _Connector(aiohttp.TCPConnector):
     def __init__(self) -> None:
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
         self._factory = functools.partial(_Protocol, loop=self._loop)  # type: ignore[assignment]  # partial is invariant
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known: weakref.WeakSet[object] = weakref.WeakSet()
 
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
         connection = await super().connect(req, traces, timeout)

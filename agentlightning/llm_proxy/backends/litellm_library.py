@@ -68,7 +68,7 @@ def _embedded(text: str) -> str:
     return text
 
 
-def _local_schema(schema: Any) -> Any:
+def _local_schema(schema: object) -> Any:
     """A JSON schema without remote references: a validator follows them, and may fetch them."""
     left = [schema]
     while left:
@@ -84,15 +84,11 @@ def _local_schema(schema: Any) -> Any:
     return schema
 
 
-def _text_part(part: Any) -> Any:
+def _text_part(part: object) -> Any:
     return {"type": "text", "text": part} if isinstance(part, str) else part
 
 
-def _image(image: Any) -> Any:
-    return {"url": image} if isinstance(image, str) else image
-
-
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -121,7 +117,7 @@ class _ImageUrl(BaseModel):
 
 class _ImagePart(_Cached):
     type: Literal["image_url"]
-    image_url: Annotated[_ImageUrl, BeforeValidator(_image)]
+    image_url: Annotated[_ImageUrl, BeforeValidator(lambda image: {"url": image} if isinstance(image, str) else image)]
 
 
 class _File(BaseModel):
@@ -211,7 +207,7 @@ class _CheckedFields(BaseModel):
     ) = None
 
 
-def _library_request(dialect: DialectName, body: Mapping[str, Any]) -> JsonObject:
+def _library_request(dialect: DialectName, body: Mapping[str, object]) -> JsonObject:
     """The arguments that a caller's request becomes.
 
     Raises:
@@ -238,7 +234,7 @@ def _fields_of(dialect: DialectName) -> frozenset[str]:
     return EMBEDDINGS_FIELDS if dialect == "embeddings" else CHAT_FIELDS
 
 
-def _place_in(request: Any, location: tuple[str | int, ...]) -> str:
+def _place_in(request: object, location: tuple[str | int, ...]) -> str:
     """A location of pydantic, without the names of types, as `messages[0].content`."""
     place, value = "", request
     for part in location:
@@ -318,7 +314,7 @@ async def _whole(content: bytes) -> AsyncGenerator[bytes, None]:
     yield content
 
 
-async def _events(chunks: AsyncIterator[Any], backend: Backend) -> AsyncGenerator[bytes, None]:
+async def _events(chunks: AsyncIterator[object], backend: Backend) -> AsyncGenerator[bytes, None]:
     """One event for each chunk of the library."""
     try:
         while True:

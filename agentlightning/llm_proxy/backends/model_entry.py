@@ -199,9 +199,9 @@ def _backend(entry: Mapping[str, Any], number: int, place: str) -> Backend:
     )
 
 
-def _resolved(parameters: dict[str, Any], place: str) -> dict[str, Any]:
+def _resolved(parameters: dict[str, object], place: str) -> dict[str, object]:
     """The parameters, those of the form `os.environ/NAME` taken from the environment."""
-    resolved: dict[str, Any] = {}
+    resolved: dict[str, object] = {}
     for name, value in parameters.items():
         if isinstance(value, Mapping) and name.endswith("headers"):
             value = _resolved(dict(value), place)
@@ -305,7 +305,7 @@ def _azure_version(params: ModelParameters, base_url: str) -> str | None:
     return params.api_version or os.environ.get("AZURE_API_VERSION") or AZURE_API_VERSION
 
 
-def _secrets_of(api_key: str | None, headers: Mapping[str, str], options: Mapping[str, Any]) -> tuple[str, ...]:
+def _secrets_of(api_key: str | None, headers: Mapping[str, str], options: Mapping[str, object]) -> tuple[str, ...]:
     """Longest first, so that a part of one does not keep the rest of it in sight."""
     texts = {api_key or "", *headers.values(), *(value for value in options.values() if isinstance(value, str))}
     texts |= {text.partition(" ")[2] for text in texts if text.startswith(("Bearer ", "Basic "))}

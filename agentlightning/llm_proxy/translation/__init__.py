@@ -98,7 +98,7 @@ class Translation:
     client: DialectName
     backend: DialectName
 
-    def request(self, body: Mapping[str, Any]) -> JsonObject:
+    def request(self, body: Mapping[str, object]) -> JsonObject:
         """A client's request as the backend's.
 
         Raises:
@@ -116,7 +116,7 @@ class Translation:
             problem = f"The request is not in the shape of the {self.client} dialect: {error!r}."
             raise UntranslatableRequest("body", problem) from error
 
-    def response(self, body: Mapping[str, Any], request: Mapping[str, Any] | None = None) -> JsonObject:
+    def response(self, body: Mapping[str, object], request: Mapping[str, object] | None = None) -> JsonObject:
         """A backend's whole response as the client's.
 
         Args:
@@ -132,7 +132,7 @@ class Translation:
             problem = f"The backend's answer is not in the shape of the {self.backend} dialect: {error!r}."
             raise InvalidResponse(problem) from error
 
-    def stream(self, request: Mapping[str, Any]) -> "StreamTranslation":
+    def stream(self, request: Mapping[str, object]) -> "StreamTranslation":
         """A translation of one stream, which answers the client's `request`."""
         writer = _DIALECTS[self.client].writer(request)
         return StreamTranslation(self.backend, _DIALECTS[self.backend].reader(writer), writer)

@@ -76,7 +76,7 @@ class RequestFields:
     def refuse_rest(
         self,
         hints: Collection[str],
-        neutral: Mapping[str, Any],
+        neutral: Mapping[str, object],
         error: Callable[[str], UntranslatableRequest],
     ) -> None:
         """Raise for the first field that is left, unless it is a hint or has the value that is so anyway."""

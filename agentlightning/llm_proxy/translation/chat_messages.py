@@ -49,7 +49,7 @@ _no_chat = partial(untranslatable, client="messages", backend="chat")
 # ---------------------------------------------------------------------- chat to messages
 
 
-def messages_from_chat(body: Mapping[str, Any]) -> JsonObject:
+def messages_from_chat(body: Mapping[str, object]) -> JsonObject:
     fields = RequestFields(body)
     request = fields.copy(*_SAME)
     limits = fields.take("max_completion_tokens"), fields.take("max_tokens")
@@ -191,7 +191,7 @@ def _output_format(form: Mapping[str, Any] | None) -> JsonObject:
 # ---------------------------------------------------------------------- messages to chat
 
 
-def chat_from_messages(body: Mapping[str, Any]) -> JsonObject:
+def chat_from_messages(body: Mapping[str, object]) -> JsonObject:
     fields = RequestFields(body)
     request = fields.copy(*_SAME)
     system = fields.take("system")
@@ -284,14 +284,14 @@ def _part(block: JsonObject, place: str) -> JsonObject:
     return {"type": "file", "file": {"filename": block.get("title") or "document.pdf", "file_data": data}}
 
 
-def _chat_tool(tool: Mapping[str, Any], place: str) -> JsonObject:
+def _chat_tool(tool: Mapping[str, object], place: str) -> JsonObject:
     if tool.get("type") not in (None, "custom"):
         raise _no_chat(f"{place} of type {tool['type']!r}")
     function = {"name": tool["name"], "parameters": tool["input_schema"], **chosen(tool, ("description", "strict"))}
     return {"type": "function", "function": function}
 
 
-def _chat_tool_choice(choice: Mapping[str, Any] | None) -> JsonObject:
+def _chat_tool_choice(choice: Mapping[str, object] | None) -> JsonObject:
     if choice is None:
         return {}
     kind = choice["type"]

@@ -48,7 +48,7 @@ _no_chat = partial(untranslatable, client="responses", backend="chat")
 # ---------------------------------------------------------------------- chat to responses
 
 
-def responses_from_chat(body: Mapping[str, Any]) -> JsonObject:
+def responses_from_chat(body: Mapping[str, object]) -> JsonObject:
     fields = RequestFields(body)
     request = fields.copy(*_SAME)
     messages = enumerate(fields.take("messages"))
@@ -150,7 +150,7 @@ def _text(verbosity: str | None, form: Mapping[str, Any] | None) -> JsonObject:
 # ---------------------------------------------------------------------- responses to chat
 
 
-def chat_from_responses(body: Mapping[str, Any]) -> JsonObject:
+def chat_from_responses(body: Mapping[str, object]) -> JsonObject:
     fields = RequestFields(body)
     for name in _STORED:
         if fields.take(name) is not None:
@@ -256,7 +256,7 @@ def _chat_part(part: Mapping[str, Any], place: str) -> JsonObject:
     raise _no_chat(f"{place} of type {kind!r}")
 
 
-def _chat_tool(tool: Mapping[str, Any], place: str) -> JsonObject:
+def _chat_tool(tool: Mapping[str, object], place: str) -> JsonObject:
     if tool["type"] != "function":
         raise _no_chat(f"{place} of type {tool['type']!r}")
     return {"type": "function", "function": chosen(tool, ("name", "description", "parameters", "strict"))}

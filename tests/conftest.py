@@ -6,12 +6,10 @@ import itertools
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,11 +75,13 @@ def own_logging() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in (None, "agentlightning")]
     before = [(logger, logger.level, logger.propagate, logger.disabled, list(logger.handlers)) for logger in loggers]
     yield
+    changed = [(logger, level) for logger, level, *_ in before if logger.level != level]
     for name, one in list(logging.Logger.manager.loggerDict.items()):
-        if name.startswith("agentlightning.") and isinstance(one, logging.Logger):
-            one.setLevel(logging.NOTSET)
-    for logger, level, propagate, disabled, handlers in before:
+        if name.startswith("agentlightning.") and isinstance(one, logging.Logger) and one.level != logging.NOTSET:
+            changed.append((one, logging.NOTSET))
+    for logger, level in changed:  # to set a level makes logging look at every logger there is
         logger.setLevel(level)
+    for logger, _, propagate, disabled, handlers in before:
         logger.propagate, logger.disabled = propagate, disabled
         if logger.name == "agentlightning":
             logger.handlers[:] = handlers
@@ -92,16 +92,10 @@ def quick_engines() -> Iterator[None]:
     """An engine's process is a fork of one that has imported torch, which takes two seconds."""
     if sys.platform == "linux":
         with pytest.MonkeyPatch.context() as patches:
-            forked = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
-            patches.setattr(asyncio.unix_events, "subprocess", forked)
+            patches.setattr(asyncio.unix_events, "subprocess", warm_python.fork_engines())
             yield
     else:
         yield
-
-
-def _start(command: list[str], **options: Any) -> "subprocess.Popen[Any]":
-    is_engine = list(command[:3]) == [sys.executable, "-m", "agentlightning.engine.process"]
-    return (warm_python.TorchPopen if is_engine else subprocess.Popen)(command, **options)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -97,7 +97,7 @@ def test_many_clients_claim_and_finish_every_rollout_once(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_soak_tells_the_memory_of_both_servers(tmp_path: Path) -> None:
-    figures = run_workload(tmp_path, "soaking.py", "--minutes", "0.05", "--alone", "10")
+    figures = run_workload(tmp_path, "soaking.py", "--minutes", "0.02", "--alone", "10")
 
     for kind in ("memory", "sqlite"):
         assert figures[kind]["first_rss_mb"] > 0

@@ -72,6 +72,7 @@ MODULES = [
     "execution.base",
     "execution.client_server",
     "execution.events",
+    "execution.inter_process",
     "execution.shared_memory",
     "instrumentation",
     "instrumentation.agentops",

@@ -8,6 +8,7 @@ Use `subprocess` where the start is what is tested: which modules are imported, 
 is called.
 """
 
+import asyncio
 import atexit
 import builtins
 import ctypes
@@ -25,9 +26,10 @@ import time
 import types
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, AnyStr, ClassVar
 
-__all__ = ["Popen", "TorchPopen", "run", "server_pids"]
+__all__ = ["Popen", "TorchPopen", "fork_engines", "run", "server_pids"]
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = (
@@ -37,9 +39,10 @@ PACKAGE = (
 )
 LARGEST_REQUEST = 2**20
 PR_SET_CHILD_SUBREAPER = 36
+ENGINE = ["-m", "agentlightning.engine.process"]
 
 _servers: dict[tuple[str, ...], "_Server"] = {}
-_lock = threading.Lock()  # one start at a time, and one server of a kind
+_lock = threading.RLock()  # one start at a time, and one server of a kind
 
 
 class Popen(subprocess.Popen[AnyStr]):
@@ -64,7 +67,7 @@ class Popen(subprocess.Popen[AnyStr]):
         }
         with _lock:
             if self.modules not in _servers:
-                _servers[self.modules] = _Server(self.modules)
+                _servers[self.modules] = _Server.started(self.modules)
             self.pid = _servers[self.modules].start(request, [fd if fd >= 0 else n for n, fd in enumerate(files)])
         self._child_created = True
         self._close_pipe_fds(*(given[name] for name in _PIPES))
@@ -74,6 +77,16 @@ class TorchPopen(Popen[AnyStr]):
     """The same for programs that need torch, whose import takes longer than all others."""
 
     modules: ClassVar[tuple[str, ...]] = (*PACKAGE, "torch", "agentlightning.algorithm.grpo", "agentlightning.engine")
+
+
+def fork_engines() -> Any:
+    """The module `subprocess` for asyncio, with which an engine's process is a fork of one that has imported torch."""
+    return SimpleNamespace(**{**vars(subprocess), "Popen": _start})
+
+
+def _start(command: list[str], **options: Any) -> "subprocess.Popen[Any]":
+    is_engine = list(command[:3]) == [sys.executable, *ENGINE]
+    return (TorchPopen if is_engine else subprocess.Popen)(command, **options)
 
 
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -104,25 +117,32 @@ def run(
 
 
 def server_pids() -> set[int]:
-    return {server.process.pid for server in _servers.values()}
+    return {server.pid for server in _servers.values()}
 
 
 class _Server:
     """The process that is forked; it ends when this one does."""
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = f"from tests.warm_python import serve; serve({theirs.fileno()}, {modules})"
+    def __init__(self, requests: socket.socket, pid: int) -> None:
+        self._requests = requests
+        self.pid = pid
+
+    @classmethod
+    def started(cls, modules: tuple[str, ...]) -> "_Server":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # One with more modules than the package's is itself a fork of the package's.
+        popen: type[subprocess.Popen[bytes]] = subprocess.Popen if modules == PACKAGE else Popen
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program],
+            process = popen(
+                [sys.executable, "-c", f"from tests.warm_python import serve; serve({modules})"],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
+                stdin=theirs,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        atexit.register(self._stop)
+        server = cls(ours, process.pid)
+        atexit.register(server._stop, process)
+        return server
 
     def start(self, request: dict[str, Any], files: list[int]) -> int:
         """The process id of a program, which is a child of this process from its first instruction on."""
@@ -134,22 +154,31 @@ class _Server:
         finally:
             prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
-    def _stop(self) -> None:
+    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         self._requests.close()
-        self.process.wait()
+        process.wait()
 
 
 # ---------------------------------------------------------------------- in the server and in the programs
 
 
-def serve(descriptor: int, modules: tuple[str, ...]) -> None:
+def serve(modules: tuple[str, ...]) -> None:
+    """Fork for every request that comes over the standard input, which is a socket."""
+    descriptor = os.dup(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name in modules:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    with socket.socket(fileno=descriptor) as requests:
+    _serve(socket.socket(fileno=descriptor), modules)
+
+
+def _serve(requests: socket.socket, modules: tuple[str, ...]) -> None:
+    """Returns in the server when there will be no more requests, and in a program at its end."""
+    with requests:
         while True:
             message, files, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 3)
             if not message:
@@ -163,9 +192,31 @@ def serve(descriptor: int, modules: tuple[str, ...]) -> None:
             for file in files:
                 os.close(file)
         request = json.loads(message)
+        if "torch" in modules and request["arguments"][:2] != ENGINE:
+            _stand_by(requests, files, modules)
         _move(request, files)
         requests.send(str(os.getpid()).encode())
     _run_program(request["arguments"])
+
+
+def _stand_by(requests: socket.socket, files: list[int], modules: tuple[str, ...]) -> None:
+    """Keep a fork of this process as it is before its program runs, of which the program's own engines are forks."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        _servers[modules] = _Server(ours, pid)
+        asyncio.unix_events.subprocess = fork_engines()  # type: ignore[attr-defined] # as the tests' own process has it
+        return
+    ours.close()
+    requests.close()
+    for file in files:
+        os.close(file)
+    server = os.getpid()
+    _serve(theirs, modules)
+    if os.getpid() == server:
+        os._exit(0)
+    sys.exit()  # an engine has ended; what follows is the program of another process
 
 
 def _move(request: dict[str, Any], files: list[int]) -> None:

@@ -36,7 +36,7 @@ def test_a_call_is_its_tokens_its_reward_and_where_it_came_from() -> None:
     assert triplet.prompt == {"token_ids": [1, 2]}
     assert triplet.response == {"token_ids": [3]}
     assert triplet.reward == 0.5
-    assert triplet.metadata == {"response_id": "r2", "agent_name": "solver"}
+    assert triplet.metadata == {"response_id": "r2", "agent_name": "solver", "response": {"id": "r2"}}
 
 
 @pytest.mark.parametrize("ids", [[1, 2], (1, 2), "[1,2]", "[1, 2]"], ids=["list", "tuple", "compact", "spaced"])

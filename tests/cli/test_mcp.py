@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-mcp = pytest.importorskip("mcp", reason="the tools need the extra mcp")
+from tests.optional import optional
+
+mcp = optional("mcp", reason="the tools need the extra mcp")
 
 from agentlightning.store import SqliteLightningStore  # noqa: E402 # after the check for mcp
 from agentlightning.types import LLM, PromptTemplate  # noqa: E402

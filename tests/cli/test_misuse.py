@@ -120,9 +120,13 @@ CASES: list[tuple[list[str], str]] = [
     (["store", "status", "http://[::1"], NO_ADDRESS),
     (["store", "status", "http://127.0.0.1:99999"], NO_ADDRESS),
     (["dashboard", "http://[::1"], NO_ADDRESS),
+    (["why", "http://[::1"], NO_ADDRESS),
+    (["why", "{other}"], "is no store server"),
+    (["why", "{refused}"], NO_SERVER),
     (["run", "--store", "http://127.0.0.1:x", "--", "true"], NO_ADDRESS),
     ([*PROXY, "--store", "http://"], NO_ADDRESS),
     (["runner", "--store", "http://[::1", "misused_agents:agent"], NO_ADDRESS),
+    (["runner", "nowhere:agent"], "No module named 'nowhere'. Run the command in the folder of the module"),
     (["runner", "broken_agents:agent"], "RuntimeError: not today (broken_agents.py, line 1)"),
     (["runner", "unparsed_agents:agent"], "(unparsed_agents.py, line 1)"),
     (["runner", "misused_agents:Demanding"], "TypeError"),
@@ -165,7 +169,7 @@ CASES: list[tuple[list[str], str]] = [
     (["dashboard", "{refused}"], NO_SERVER),
     (["dashboard", "good.db", "--port", "99999"], "99999 is no port"),
     (["dashboard", "good.db", "--port", "{taken}"], "Another process may already be using this port"),
-    (["demo", "--folder", "/proc/nope"], "The folder '/proc/nope' cannot be made"),
+    (["demo", "--folder", "/proc/nope"], "give another with --folder"),
     (["demo", "--folder", "text"], "The folder 'text' cannot be made"),
     (["demo", "--folder", "text/below"], "The folder 'text/below' cannot be made"),
     (["demo", "--folder", ""], "the path is empty"),
@@ -379,9 +383,12 @@ def test_a_runner_takes_its_limits_and_says_that_it_waits_for_a_store(
 
 
 def test_a_store_that_keeps_a_command_out_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ServerProcess(token="a-token-of-some-length-0123456789") as server:
+    token = "a-token-of-some-length-0123456789"
+    with ServerProcess(token=token) as server:
+        assert run(capsys, ["store", "status", server.url, "--token", token])[0] == 0
         for command in (
             ["store", "status", server.url],
+            ["why", server.url],
             ["run", "--store", server.url, "--", "true"],
             ["runner", "--store", server.url, "misused_agents:agent"],
             ["proxy", "--store", server.url, "--model", "m=http://127.0.0.1:9/v1", "--port", "0"],
@@ -389,7 +396,7 @@ def test_a_store_that_keeps_a_command_out_is_told(folder: Path, capsys: pytest.C
             code, shown = run(capsys, command)
 
             assert (code, "Traceback" in shown) == (1, False), command
-            assert "token" in shown.lower()
+            assert "This server wants a token; set AGL_STORE_TOKEN" in shown
 
 
 class SlowStore(Another):

@@ -22,7 +22,7 @@ from agentlightning.algorithm.grpo import GRPO, LearnerSettings  # noqa: E402
 
 TASKS_PER_STEP: Final = 16
 TRAINING_TASKS: Final = 1000
-HELD_OUT_TASKS: Final = 32
+HELD_OUT_TASKS: Final = 16
 SEED: Final = 5
 
 

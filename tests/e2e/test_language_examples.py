@@ -15,10 +15,18 @@ from tests import warm_python
 pytest.importorskip("torch", reason="the examples train the tiny model")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+ROLLOUTS = 2 * 4 + 2 * 2
+"""A step with two groups of four, and two validations with two tasks."""
 
 
-def run_example(path: str, *arguments: str) -> str:
-    command = [sys.executable, str(EXAMPLES / path), *arguments, "--steps", "1", "--held-out", "4"]
+def run_example(name: str, folder: Path, long: str, *arguments: str) -> str:
+    """What a copy of the example prints whose steps are small; `long` is where its program sets the size of a step."""
+    program = shutil.copytree(EXAMPLES / name, folder / name) / "train.py"
+    code = program.read_text(encoding="utf-8")
+    assert long in code
+    program.write_text(code.replace(long, "steps=options.steps, tasks_per_step=2, group_size=4"), encoding="utf-8")
+    store = f"sqlite:///{folder / 'runs.db'}"
+    command = [sys.executable, str(program), *arguments, "--steps", "1", "--held-out", "2", "--store", store]
     return warm_python.run(command, check=True, timeout=120, kind=warm_python.TorchPopen).stdout
 
 
@@ -36,18 +44,15 @@ async def steps_and_sequences(path: Path) -> tuple[list[int], int, int]:
 def test_a_program_in_another_language_is_trained(language: str, program: str, tmp_path: Path) -> None:
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    path = tmp_path / "runs.db"
 
-    printed = run_example("any_language/train.py", language, "--store", f"sqlite:///{path}")
+    printed = run_example("any_language", tmp_path, "steps=options.steps, tasks_per_step=6", language)
 
     assert re.search(r"even numbers after:  [\d.]+ \[", printed)
-    assert asyncio.run(steps_and_sequences(path)) == ([1], 48 + 2 * 4, 1)
+    assert asyncio.run(steps_and_sequences(tmp_path / "runs.db")) == ([1], ROLLOUTS, 1)
 
 
 def test_one_agent_of_two_is_trained(tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
+    printed = run_example("multi_agent", tmp_path, "steps=options.steps")
 
-    printed = run_example("multi_agent/train.py", "--store", f"sqlite:///{path}")
-
-    assert "{'solver': 100, 'editor': 100}" in printed
-    assert asyncio.run(steps_and_sequences(path)) == ([1], 128 + 2 * 4, 2)
+    assert f"{{'solver': {ROLLOUTS}, 'editor': {ROLLOUTS}}}" in printed
+    assert asyncio.run(steps_and_sequences(tmp_path / "runs.db")) == ([1], ROLLOUTS, 2)

@@ -60,9 +60,9 @@ def test_a_conversation_is_a_message_for_each_turn(trace: Recorder) -> None:
     ("value", "own"),
     [
         ("text", {"agentlightning.object.type": "str", "agentlightning.object.literal": "text"}),
-        (3, {"agentlightning.object.type": "int", "agentlightning.object.literal": 3}),
-        (0.5, {"agentlightning.object.type": "float", "agentlightning.object.literal": 0.5}),
-        (True, {"agentlightning.object.type": "bool", "agentlightning.object.literal": True}),
+        (3, {"agentlightning.object.type": "int", "agentlightning.object.literal": "3"}),
+        (0.5, {"agentlightning.object.type": "float", "agentlightning.object.literal": "0.5"}),
+        (True, {"agentlightning.object.type": "bool", "agentlightning.object.literal": "True"}),
         (b"\x00\xff", {"agentlightning.object.type": "bytes", "agentlightning.object.literal": "AP8="}),
         ({"a": [1, None]}, {"agentlightning.object.type": "dict", "agentlightning.object.json": '{"a": [1, null]}'}),
         (None, {"agentlightning.object.type": "NoneType", "agentlightning.object.json": "null"}),

@@ -50,7 +50,7 @@ def test_a_block_is_recorded(trace: Recorder) -> None:
         step.set_input(1, text="a")
         step.set_output("b")
 
-    assert only(trace) == {NAME: "step", f"{INPUT}.0": 1, f"{INPUT}.text": "a", OUTPUT: "b"}
+    assert only(trace) == {NAME: "step", f"{INPUT}.args.0": 1, f"{INPUT}.text": "a", OUTPUT: "b"}
     assert step.span().attributes[OUTPUT] == "b"
 
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentlightning.adapter import TraceToMessages
+from agentlightning.adapter import Framework, TraceToMessages, auto_adapter, detect_framework
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.litagent import FunctionalLitAgent
 from agentlightning.runner import LitAgentRunner
@@ -90,6 +90,7 @@ class FrameworkContract:
 
     package: str
     """The first module of the framework."""
+    framework: Framework
     patch: type[Patch]
     owners: Sequence[Any]
     """The classes and modules of the framework that the patch changes."""
@@ -173,6 +174,16 @@ class FrameworkContract:
         assert all(triplet.response["token_ids"] for triplet in triplets)
         conversations = TraceToMessages().adapt(trace.spans)
         assert [conversation["messages"][-1]["role"] for conversation in conversations] == ["assistant"] * 2
+
+    @pytest.mark.claim(295, 296, 297)
+    def test_trace_tells_the_framework_and_the_adapter_that_reads_it(
+        self, model: StubModel, way: Callable[..., Any]
+    ) -> None:
+        trace = self.run(model, way)
+
+        triplets = auto_adapter(trace.spans).adapt(trace.spans)
+        assert detect_framework(trace.spans) is self.framework
+        assert [triplet.metadata["agent_name"] for triplet in triplets] == [self.name, self.name]
 
     def test_tool_has_its_parameters_and_its_result(self, model: StubModel) -> None:
         tool = self.run(model).tools[0].attributes

@@ -80,7 +80,7 @@ async def chat_async(agents: Any, city: str) -> str:
 
 
 class TestAG2(FrameworkContract):
-    package, patch = "autogen", AG2Patch
+    package, patch, framework = "autogen", AG2Patch, Framework.AG2
     owners = (
         autogen.ConversableAgent,
         autogen.OpenAIWrapper,

@@ -75,7 +75,7 @@ def autogen_owners() -> list[Any]:
 
 
 class TestAutoGen(FrameworkContract):
-    package, patch = "autogen_core", AutoGenPatch
+    package, patch, framework = "autogen_core", AutoGenPatch, Framework.AUTOGEN
     owners = autogen_owners()
     ways = (run, run_streamed, run_in_chunks, ask_directly)
     tool = "execute_tool weather"

@@ -21,7 +21,8 @@ with warnings.catch_warnings():
     from crewai.flow.flow import listen, start
     from crewai.tools import tool
 
-from agentlightning.events import Progress, progress_of, subtasks
+from agentlightning.adapter import Framework
+from agentlightning.events import Progress, progress_of, subtasks, suggestions
 from agentlightning.instrumentation.frameworks.crewai import CrewAIPatch, tool_callers
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
@@ -136,7 +137,7 @@ async def kick_off_streamed_async(crew: Crew, city: str) -> str:
 
 
 class TestCrewAI(FrameworkContract):
-    package, patch = "crewai", CrewAIPatch
+    package, patch, framework = "crewai", CrewAIPatch, Framework.CREWAI
     owners = (type(crewai_event_bus), Crew, Task, Agent, Flow, *(owner for owner, _ in tool_callers()))
     steps = ("tool_step",)
     ways = (kick_off, kick_off_in_thread, kick_off_async, kick_off_streamed, kick_off_streamed_async)
@@ -323,7 +324,7 @@ def test_tools_that_are_called_in_plain_text_are_recorded(team: Team, stub_model
     assert "tool.call.id" not in trace.tools[0].attributes
 
 
-@pytest.mark.claim(343)
+@pytest.mark.claim(343, 344)
 def test_a_guardrail_that_refuses_makes_the_agent_try_again(team: Team, stub_model: StubModel) -> None:
     def is_good(output: Any) -> tuple[bool, Any]:
         return (True, output.raw) if output.raw == "good" else (False, "not good")
@@ -337,6 +338,8 @@ def test_a_guardrail_that_refuses_makes_the_agent_try_again(team: Team, stub_mod
     verdicts = [span.attributes for span in trace.spans if span.name == "guardrail"]
     assert [verdict["crewai.guardrail.success"] for verdict in verdicts] == [False, True]
     assert verdicts[0]["crewai.guardrail.error"] == "not good"
+    [suggestion] = suggestions(trace.spans)
+    assert suggestion.sentence.startswith("A guardrail refused the answers of 'look' in 1 of 2 cases")
 
 
 def test_a_guardrail_that_asks_a_model_has_an_agent_of_its_own(team: Team, stub_model: StubModel) -> None:

@@ -10,6 +10,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import config
 from langchain_core.tools import Tool
 
+from agentlightning.adapter import Framework
 from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from tests.frameworks.contract import FrameworkContract
 from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, weather
@@ -63,7 +64,7 @@ async def run_streamed_async(agent: AgentExecutor, city: str) -> Any:
 
 
 class TestToolCallingAgent(FrameworkContract):
-    package, patch = "langchain_classic", LangChainPatch
+    package, patch, framework = "langchain_classic", LangChainPatch, Framework.LANGCHAIN
     owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, config)
     module, steps = "agentlightning.instrumentation.frameworks.langchain_runs", ("Step",)
     ways = (run, run_async, run_streamed, run_streamed_async)

@@ -21,6 +21,7 @@ from langgraph.types import Command, Send, interrupt
 from opentelemetry import trace as trace_api
 from typing_extensions import TypedDict
 
+from agentlightning.adapter import Framework
 from agentlightning.emitter import emit_reward
 from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from tests.frameworks.contract import FrameworkContract, forecast, trace_of
@@ -171,7 +172,7 @@ async def run_streamed_async(agent: Any, city: str) -> Any:
 
 
 class TestLangGraph(FrameworkContract):
-    package, patch = "langgraph", LangChainPatch
+    package, patch, framework = "langgraph", LangChainPatch, Framework.LANGCHAIN
     owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, AsyncCallbackManagerForLLMRun, config)
     module, steps = "agentlightning.instrumentation.frameworks.langchain_runs", ("Step",)
     ways = (run, run_async, run_streamed, run_streamed_async)

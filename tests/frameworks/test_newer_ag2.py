@@ -60,7 +60,7 @@ async def ask_streamed(agent: ag2.Agent[Any], city: str) -> Any:
 
 
 class TestNewerAG2(FrameworkContract):
-    package, patch = "ag2", NewerAG2Patch
+    package, patch, framework = "ag2", NewerAG2Patch, Framework.AG2
     owners = (ag2.Agent, executor)
     ways = (ask, run, ask_streamed)
 

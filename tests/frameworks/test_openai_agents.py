@@ -25,6 +25,7 @@ from agents.tracing.spans import NoOpSpan, SpanImpl
 from mcp.types import CallToolResult, ListPromptsResult, TextContent
 from mcp.types import Tool as MCPTool
 
+from agentlightning.adapter import Framework
 from agentlightning.emitter import emit_reward
 from agentlightning.instrumentation.frameworks.openai_agents import OpenAIAgentsPatch
 from tests.frameworks.contract import FrameworkContract, forecast, weather_in
@@ -113,7 +114,7 @@ def run_sync(agent: Agent[Any], task: str = "Oslo") -> Any:
 
 
 class TestOpenAIAgents(FrameworkContract):
-    package, patch = "agents", OpenAIAgentsPatch
+    package, patch, framework = "agents", OpenAIAgentsPatch, Framework.OPENAI_AGENTS
     owners = (SpanImpl, NoOpSpan, agents.tool_context.ToolContext)
     steps, tool_failure = ("agent_step",), "Error running tool"
     ways = (run, run_streamed, run_sync)

@@ -16,7 +16,7 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tool_manager import ToolManager
 
-from agentlightning.adapter import TraceToMessages
+from agentlightning.adapter import Framework, TraceToMessages
 from agentlightning.instrumentation.frameworks.pydantic_ai import PydanticAIPatch
 from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in
 from tests.instrumentation.traces import observed_async
@@ -106,7 +106,7 @@ def _on_own_loop(work: Callable[[], Any]) -> Any:
 
 
 class TestPydanticAI(FrameworkContract):
-    package, patch = "pydantic_ai", PydanticAIPatch
+    package, patch, framework = "pydantic_ai", PydanticAIPatch, Framework.PYDANTIC_AI
     owners = (Agent, ToolManager)
     ways = (run, run_sync, run_stream, run_stream_events, iterate)
     if not IS_LOWEST:  # its 2.0 leaves these runs open, and their agent unrecorded

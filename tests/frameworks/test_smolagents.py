@@ -21,6 +21,7 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.utils import AgentToolCallError
 
+from agentlightning.adapter import Framework
 from agentlightning.instrumentation.frameworks.smolagents import SmolagentsPatch
 from tests.frameworks.contract import CALL, FrameworkContract, collect_clients, weather_in
 from tests.instrumentation.traces import observed
@@ -105,7 +106,7 @@ def run_with_streamed_outputs(agent: Any, task: str = "Oslo") -> Any:
 
 
 class TestCallingAgent(FrameworkContract):
-    package, patch = "smolagents", SmolagentsPatch
+    package, patch, framework = "smolagents", SmolagentsPatch, Framework.SMOLAGENTS
     owners = (MultiStepAgent, ToolCallingAgent, Tool, LocalPythonExecutor, RemotePythonExecutor)
     ways = (run, run_streamed, run_with_streamed_outputs)
     script = staticmethod(calling)

@@ -7,13 +7,15 @@ import inspect
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agentlightning.instrumentation.patch import _WATCH, Patch
+from agentlightning.instrumentation.patch import _WATCH, Patch, PatchedCall
 
 LIBRARY = "library_for_test_patch"
 
@@ -93,6 +95,41 @@ async def test_a_coroutine_function_stays_one() -> None:
         assert inspect.iscoroutinefunction(Derived.fetch)
         assert await Derived().fetch("it") == "FETCHED IT"
     assert await Derived().fetch("it") == "fetched it"
+
+
+def retried(function: Any) -> Any:
+    @functools.wraps(function)
+    async def retry(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    return retry
+
+
+async def fetch(name: str, after: float = 1.0) -> str:
+    await asyncio.sleep(0)
+    return f"fetched {name}"
+
+
+@pytest.mark.parametrize(
+    "function", [fetch, functools.partial(fetch, after=0.0), retried(fetch)], ids=["function", "partial", "decorated"]
+)
+async def test_what_surrounds_a_coroutine_function_lasts_until_its_end(library: Any, function: Any) -> None:
+    library.fetch, ended = function, list[str]()
+
+    @contextmanager
+    def noted(original: object, /, *args: object, **kwargs: Any) -> Iterator[PatchedCall]:
+        yield (made := PatchedCall(args, kwargs))
+        ended.append(made.result)
+
+    patch = Patch()
+    patch.surround(library, "fetch", noted)
+    fetching = library.fetch("it")
+    assert ended == []
+
+    assert await fetching == "fetched it"
+    assert ended == ["fetched it"]
+    patch.undo()
+    assert library.fetch is function
 
 
 def test_a_replaced_function_looks_like_the_original() -> None:

@@ -58,6 +58,20 @@ async def main():
 asyncio.run(main())
 """
 
+INTERRUPTED = """
+import os, subprocess, time
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, args, **options):
+        super().__init__(args, **options)
+        if "agl-guard" not in args:
+            while not os.path.exists("pids") or not os.path.getsize("pids"):
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+subprocess.Popen = Interrupted
+"""
+
 
 def shell(script: str, folder: Path, **options: Any) -> CommandAgent:
     return CommandAgent(["sh", "-c", script], cwd=folder, **options)
@@ -210,6 +224,18 @@ async def test_cancelled_while_it_starts_nothing_is_left(workbench: Workbench, t
         await running
 
     await until(lambda: not any(map(is_alive, pids(tmp_path))))
+
+
+async def test_ctrl_c_while_a_program_starts_leaves_nothing(tmp_path: Path) -> None:
+    program = ["sh", "-c", "sleep 1000 & echo $$ $! > pids; wait"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    quiet = asyncio.subprocess.DEVNULL
+    runner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", INTERRUPTED + RUNNER, *program), cwd=tmp_path, env=environment, stderr=quiet
+    )
+
+    assert await runner.wait() != 0
+    await until(lambda: nothing_lives(tmp_path, 2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -232,7 +232,9 @@ def by_name_alone(*, task: str, llm: LLM) -> None: ...
 
 @pytest.mark.parametrize("function", [by_position_alone, by_name_alone, no_parameters])
 def test_a_function_that_cannot_be_called_is_told_before_it_is(function: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{function.__name__}\(.*\).* cannot be called with its task first"):
+    name = function.__name__
+    words = rf"{name}\(.*\).* cannot be called with its task first.*; write it as {name}\(task\)"
+    with pytest.raises(ConfigurationError, match=words):
         FunctionalLitAgent(function).check_parameters()
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import requests
 
-from agentlightning.llm_proxy import service
+from agentlightning.llm_proxy import proxied_call, service
 from agentlightning.llm_proxy.backends import backend_pool, connection
 from agentlightning.llm_proxy.proxied_call import MOST_ANSWER_VALUES
 from tests.llm_proxy.openai_suite import USER
@@ -288,6 +289,22 @@ def test_answer_that_is_too_large_is_an_error(answer: bytes, limit: int) -> None
         model.script = Script(["fine"])
         check_serves(door)
         assert [call.outcome for call in door.calls()] == ["failed", "answered"]
+
+
+def test_large_answer_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, threads = proxied_call._read_answer, list[threading.Thread]()
+
+    def noted(body: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return parse(body)
+
+    monkeypatch.setattr(proxied_call, "_read_answer", noted)
+    with serving(sent(response(TOO_MANY_BYTES))) as model, proxied(entry(model.url)) as door:
+        assert requests.post(door.endpoint + CHAT, data=BODY, timeout=30.0).status_code == 200
+        model.script = Script(["fine"])
+        check_serves(door)
+
+    assert len(set(threads)) == 2
 
 
 def test_stream_that_is_too_long_ends_with_an_error() -> None:

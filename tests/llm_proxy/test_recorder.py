@@ -33,8 +33,8 @@ def limited(**limits: Any) -> ShipperLimits:
 class MoodyStore(InMemoryLightningStore):
     """A memory store whose writes can be made to fail, or to take their time."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.error: Callable[[Sequence[Span]], Exception | None] = lambda _: None
         self.seconds = 0.0
         self.batches: list[int] = []
@@ -126,6 +126,22 @@ async def test_raw_spans_have_the_number_of_their_call(store: MoodyStore, rollou
     assert [(span.name, span.sequence_id) for span in spans] == [
         (name, number) for number in (1, 2, 3) for name in ("litellm_request", "raw_gen_ai_request")
     ]
+
+
+async def test_a_raw_span_that_is_too_large_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    store = MoodyStore(max_span_bytes=20_000)
+    rollout = await store.start_rollout("task")
+    large = record(rollout, 2, request=b'{"padding":"' + b"x" * 20_000 + b'"}')
+    async with running(store, raw_spans=True) as recorder:
+        for call in (record(rollout, 1), large, record(rollout, 3)):
+            finished(recorder, call)
+        assert await recorder.flush()
+
+    spans = await store.query_spans(rollout.rollout_id)
+    assert [span.sequence_id for span in spans if span.name == "litellm_request"] == [1, 2, 3]
+    assert [span.sequence_id for span in spans if span.name == "raw_gen_ai_request"] == [1, 3]
+    assert not recorder.totals.lost
+    assert "is recorded without its raw span: Span 'raw_gen_ai_request' takes" in caplog.text
 
 
 async def test_whoever_waits_for_a_call_finds_it_in_the_store(store: MoodyStore, rollout: AttemptedRollout) -> None:

@@ -174,6 +174,7 @@ async def test_a_hint_comes_once_for_each_type_of_output(caplog: pytest.LogCaptu
         "The agent returned a FirstAnswer",
         "The agent returned a SecondAnswer",
     ]
+    assert "return a number or call emit_reward" in hints[0]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["generator", "async_generator"])

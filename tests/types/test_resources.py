@@ -9,6 +9,7 @@ import pytest
 from jinja2.exceptions import SecurityError, UndefinedError
 from pydantic import TypeAdapter
 
+from agentlightning.errors import TemplateNotAllowed
 from agentlightning.types import (
     LLM,
     Attempt,
@@ -20,6 +21,7 @@ from agentlightning.types import (
     ResourcesUpdate,
     ResourceUnion,
 )
+from agentlightning.utils.poml_sandbox import parse_poml
 
 DISCOURAGED = "Accessing 'endpoint' directly on ProxyLLM is discouraged"
 
@@ -181,11 +183,14 @@ def test_jinja_template_is_filled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "template", "error"),
-    [("f-string", "Hello {name}", KeyError), ("jinja", "Hello {{ name }}", UndefinedError)],
+    ("engine", "template", "error", "words"),
+    [
+        ("f-string", "Hello {name}", KeyError, "no value for '{name}'; format got other"),
+        ("jinja", "Hello {{ name }}", UndefinedError, "'name' is undefined"),
+    ],
 )
-def test_template_demands_every_value(engine: Any, template: str, error: type[Exception]) -> None:
-    with pytest.raises(error, match="name"):
+def test_template_demands_every_value(engine: Any, template: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
         PromptTemplate(template=template, engine=engine).format(other=1)
 
 
@@ -234,6 +239,12 @@ def test_jinja_template_renders_no_huge_text() -> None:
     template = PromptTemplate(template="{% for i in range(20) %}{{ x }}{% endfor %}", engine="jinja")
     with pytest.raises(RuntimeError, match="more than 10000000 characters"):
         template.format(x="x" * 1_000_000)
+
+
+@pytest.mark.parametrize("tag", ["document", "Folder", "img", "webpage"])
+def test_poml_tag_that_reads_is_refused_before_anything_is_rendered(tag: str) -> None:
+    with pytest.raises(TemplateNotAllowed, match=rf"'{tag.lower()}' in <{tag.lower()}>, which reads files"):
+        parse_poml(f"<poml><{tag}/></poml>")
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
-
 from agentlightning.algorithm.gepa import Lineage
 from agentlightning.store import LightningStore
 from agentlightning.types import LLM, PromptTemplate
@@ -13,9 +11,8 @@ from tests.algorithm.prompts.climbing import evolve
 from tests.simulated_model.server import SEED_PROMPT
 
 
-@pytest.mark.parametrize(("seed", "faults"), [(0, 0.0), (1, 0.3)], ids=["flawless optimiser", "faulty optimiser"])
-def test_prompt_climbs_from_below_four_tenths_to_above_nine(seed: int, faults: float, tmp_path: Path) -> None:
-    done = evolve(seed, faults=faults, output=tmp_path / "best.json")
+def test_prompt_climbs_from_below_four_tenths_to_above_nine_though_the_optimiser_makes_faults(tmp_path: Path) -> None:
+    done = evolve(1, faults=0.3, output=tmp_path / "best.json")
 
     written = json.loads((tmp_path / "best.json").read_text(encoding="utf-8"))
     best = done.gepa.get_best_prompts()["prompt"].template

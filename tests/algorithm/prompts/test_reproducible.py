@@ -74,8 +74,8 @@ async def test_search_follows_from_the_seed_in_whatever_order_things_finish(monk
 
 def evolved_with(seed: int) -> Any:
     """All that an evolution on the simulated model came to."""
-    few: dict[str, Any] = {"validation_tasks": 24, "test_tasks": 1}
-    done = evolve(0, search_seed=seed, is_steady=True, proposals=2, iterations=3, **few)
+    few: dict[str, Any] = {"validation_tasks": 12, "test_tasks": 1}
+    done = evolve(0, search_seed=seed, is_steady=True, proposals=2, iterations=2, **few)
     rows = [(one.version, one.parent, one.template, one.scores, one.fate) for one in done.gepa.candidates]
     return rows, done.result.best, done.result.challenges, done.result.spent
 

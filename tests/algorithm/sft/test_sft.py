@@ -111,6 +111,8 @@ async def test_a_run_that_is_resumed_has_the_sequences_it_began_with(
 async def test_nothing_to_learn_from_says_why(store: InMemoryLightningStore) -> None:
     with pytest.raises(TrainingError, match=r"0 of 8 rollouts are used; left out: 8 low_reward"):
         await sft(store, acceptance=Acceptance(min_reward=5.0)).run()
+    with pytest.raises(TrainingError, match=r"the store has no such rollouts; record some in it"):
+        await sft(InMemoryLightningStore()).run()
 
 
 async def two_points(store: LightningStore, run_id: str) -> None:

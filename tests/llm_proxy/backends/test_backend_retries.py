@@ -1,7 +1,6 @@
 """What a call does when its backend fails."""
 
 import asyncio
-import random
 import time
 from email.utils import formatdate
 
@@ -141,7 +140,7 @@ async def test_only_backend_is_tried_again_after_a_pause(
     serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     server = await serve(whole(status=500), whole(status=500), whole())
-    pool = make_pool(server, num_retries=5, clock=fake_clock, jitter=random.Random(1))
+    pool = make_pool(server, num_retries=5, clock=fake_clock)
 
     call = asyncio.create_task(status_of(pool))
     pauses = []

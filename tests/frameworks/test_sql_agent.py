@@ -1,4 +1,4 @@
-"""The example of an SQL agent in LangGraph: its database, its graph, and a short optimisation as a user runs it."""
+"""The example of an SQL agent in LangGraph: its database, its graph, and the optimisation as a user runs it."""
 
 import importlib
 import json
@@ -63,9 +63,9 @@ def test_the_graph_gives_up_and_cannot_change_the_database(shop: Any, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_short_optimisation_finds_a_custom_of_the_shop(tmp_path: Path) -> None:
+def test_the_optimisation_finds_a_custom_of_the_shop(tmp_path: Path) -> None:
     output = tmp_path / "best.json"
-    command = [sys.executable, str(FOLDER / "optimise.py"), "--rounds", "1", "--output", str(output)]
+    command = [sys.executable, str(FOLDER / "optimise.py"), "--output", str(output)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
 
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110)

@@ -248,7 +248,6 @@ def cut_at(stream: bytes, places: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in itertools.pairwise(marks)]
 
 
-@each_dialect
 @given(
     answer=ANSWERS,
     places=st.lists(st.integers(0, 10_000), max_size=25),
@@ -258,7 +257,6 @@ def cut_at(stream: bytes, places: list[int]) -> list[bytes]:
     escape=st.booleans(),
 )
 def test_where_a_stream_is_cut_into_pieces_does_not_matter(
-    spoken: Spoken,
     answer: Answer,
     places: list[int],
     line_end: bytes,
@@ -266,6 +264,7 @@ def test_where_a_stream_is_cut_into_pieces_does_not_matter(
     comment: bytes,
     escape: bool,
 ) -> None:
+    spoken = SPOKEN["messages"]
     events = list(spoken.stub.stream(reply_of(spoken, [answer])))
     written = [comment + (event if escape else _unescaped(event)) for event in events]
     stream = b"".join(written).replace(b"data: ", space).replace(b"\n", line_end)

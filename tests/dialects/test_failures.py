@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +11,9 @@ from agentlightning.dialects import DialectName
 from agentlightning.dialects.failures import (
     Failure,
     error_body,
-    error_event,
     failure_in_stream,
     failure_of,
 )
-from tests.dialects.sdks import anthropic_client, openai_client
 
 OPENAI_ERROR = {"error": {"message": "No.", "type": "invalid_request_error", "param": "model", "code": "bad_model"}}
 VLLM_ERROR = {"object": "error", "message": "Too long.", "type": "BadRequestError", "param": None, "code": 400}
@@ -78,23 +74,6 @@ def test_half_a_surrogate_pair_is_told_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({"Retry-After": "7"}, 7.0),
-        ({"retry-after": "7", "Retry-After-Ms": "1500"}, 1.5),
-        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT", "date": "Wed, 21 Oct 2015 07:27:30 GMT"}, 30.0),
-        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
-        ({"retry-after": "soon"}, None),
-        ({"retry-after": "-1"}, None),
-        ({"x-ratelimit-reset-requests": "9"}, None),
-        ({}, None),
-    ],
-)
-def test_wait_is_read_from_the_headers(headers: dict[str, str], seconds: float | None) -> None:
-    assert failure_of("chat", 429, headers, b"").retry_after == seconds
-
-
-@pytest.mark.parametrize(
     ("failure", "openai_type", "anthropic_type"),
     [
         (Failure(400, "m", None), "invalid_request_error", "invalid_request_error"),
@@ -144,31 +123,3 @@ def test_error_within_a_stream_gets_the_status_it_would_have_had(
 
 
 # ---------------------------------------------------------------------- the real SDKs
-
-
-def test_openai_sdk_raises_from_an_error_body() -> None:
-    body = error_body("chat", Failure(429, "slow down", None))
-    client = openai_client(body, status=429, kind="application/json")
-
-    with client, pytest.raises(openai.RateLimitError, match="slow down") as caught:
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
-
-    assert (caught.value.type, caught.value.code) == ("rate_limit_error", "rate_limit_exceeded")
-
-
-def test_openai_sdk_raises_from_a_responses_stream() -> None:
-    event = error_event("responses", Failure(429, "gone", None), sequence_number=4)
-    client = openai_client(event)
-
-    with client, pytest.raises(openai.APIError, match="gone"):
-        list(client.responses.create(model="m", input="hi", stream=True))
-
-    assert event.startswith(b"event: error\n")
-    assert json.loads(event.partition(b"data: ")[2])["sequence_number"] == 4
-
-
-def test_anthropic_sdk_raises_from_a_messages_stream() -> None:
-    client = anthropic_client(error_event("messages", Failure(529, "gone", None)))
-
-    with client, pytest.raises(anthropic.APIStatusError, match="gone"):
-        list(client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}], stream=True))

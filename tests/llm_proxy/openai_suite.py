@@ -22,13 +22,9 @@ RESPONSE_TOOLS: Any = [{"type": "function", "name": "weather", "parameters": SCH
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 ERRORS: Any = [
     pytest.param(400, openai.BadRequestError, id="400"),
-    pytest.param(401, openai.AuthenticationError, id="401"),
-    pytest.param(403, openai.PermissionDeniedError, id="403"),
     pytest.param(404, openai.NotFoundError, id="404"),
-    pytest.param(409, openai.ConflictError, id="409"),
     pytest.param(422, openai.UnprocessableEntityError, id="422"),
     pytest.param(429, openai.RateLimitError, id="429"),
-    pytest.param(500, openai.InternalServerError, id="500"),
     pytest.param(503, openai.InternalServerError, id="503"),
 ]
 

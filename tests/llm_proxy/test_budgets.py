@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 import requests
 from hypothesis import given
@@ -25,7 +23,7 @@ from agentlightning.llm_proxy.budgets import (
     with_token_limit,
 )
 from agentlightning.store import InMemoryLightningStore
-from tests.llm_proxy.accounts import HERE, INPUTS, MODEL, ask, calls, chat, endpoint, entry, serving, until
+from tests.llm_proxy.accounts import HERE, INPUTS, ask, calls, chat, endpoint, entry, serving, until
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel, running
 
@@ -62,13 +60,6 @@ def test_call_without_limit_gets_a_share_of_what_is_left() -> None:
     assert small.admit("ro", "chat", {}, FREE).most_written == 1000 < LEAST_SHARE
 
 
-def test_call_with_a_limit_keeps_it_while_it_fits() -> None:
-    budgets = Budgets(per_run=Budget(tokens=1000))
-
-    assert budgets.admit("ro", "chat", {"max_tokens": 600}, FREE).most_written == 600
-    assert budgets.admit("ro", "chat", {"max_tokens": 600}, FREE).most_written == 400
-
-
 def test_what_is_reserved_is_not_gone_but_to_be_waited_for() -> None:
     budgets = Budgets(per_run=Budget(tokens=1000))
     first = budgets.admit("ro", "chat", {"max_tokens": 1000}, FREE)
@@ -78,48 +69,12 @@ def test_what_is_reserved_is_not_gone_but_to_be_waited_for() -> None:
     assert budgets.admit("ro", "chat", {}, FREE).most_written == 970
 
 
-def test_what_is_used_up_is_gone() -> None:
-    budgets = Budgets(per_run=Budget(tokens=1000))
-    budgets.admit("ro", "chat", {}, FREE).charge((10, 990))
-
-    assert refusal(budgets) == (403, "budget_exceeded")
-
-
-def test_failed_call_gives_its_reservation_back_and_counts_as_a_call() -> None:
-    budgets = Budgets(Budget(tokens=1000, cost=1.0, calls=2), Budget(tokens=1000))
-    for _ in range(2):
-        budgets.admit("ro", "chat", {}, Prices(0.1, 0.01)).charge(None)
-
-    assert budgets.of_run == Spent(calls=2)
-    assert budgets.of_rollout("ro") == Spent(calls=2)
-    assert refusal(budgets) == (403, "budget_exceeded")
-
-
-def test_answer_without_usage_counts_as_all_it_might_have_been() -> None:
-    budgets = Budgets(per_run=Budget(tokens=1000))
-    budgets.admit("ro", "chat", {"max_tokens": 300}, FREE).charge(None, is_begun=True)
-
-    assert budgets.of_run.tokens == 300
-
-
 def test_call_that_is_taken_back_leaves_no_trace() -> None:
     budgets = Budgets(per_run=Budget(tokens=1000, calls=1))
     budgets.admit("ro", "chat", {}, Prices(1.0, 1.0)).cancel()
 
     assert budgets.of_run == Spent()
     assert budgets.admit("ro", "chat", {}, FREE).most_written == 1000
-
-
-def test_money_limits_what_is_written() -> None:
-    budgets = Budgets(per_run=Budget(cost=1.0))
-    prices = Prices(read=0.001, written=0.01)
-    call = budgets.admit("ro", "chat", {}, prices)
-    assert call.most_written == 100
-
-    call.charge((100, 50))
-
-    assert budgets.of_run.cost == pytest.approx(0.6)
-    assert budgets.admit("ro", "chat", {}, prices).most_written == 40
 
 
 @pytest.mark.parametrize(
@@ -272,6 +227,7 @@ def test_failed_call_gives_its_tokens_back() -> None:
 
         assert (failed.status_code, answered.status_code) == (400, 200)
         assert [request.body["max_tokens"] for request in model.requests] == [1000, 1000]
+        assert proxy.status()["spent"]["calls"] == 2
 
 
 # ---------------------------------------------------------------------- what the agent hears
@@ -291,31 +247,6 @@ def test_refusal_has_the_dialects_shape(model: StubModel) -> None:
                 else:
                     assert error["code"] == "budget_exceeded"
     assert model.requests == []
-
-
-async def test_sdks_raise_it_and_do_not_try_again(model: StubModel) -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("task")
-    with serving(model, store, run_budget=Budget(calls=0)) as proxy:
-        url = endpoint(proxy, rollout)
-
-        hello: Any = [{"role": "user", "content": "Hi"}]
-
-        def call() -> None:
-            with (
-                openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=3) as client,
-                pytest.raises(openai.PermissionDeniedError, match="budget of this run"),
-            ):
-                client.chat.completions.create(model=MODEL, messages=hello)
-            with (
-                anthropic.Anthropic(base_url=url, api_key="x", max_retries=3) as other,
-                pytest.raises(anthropic.PermissionDeniedError, match="budget of this run"),
-            ):
-                other.messages.create(model=MODEL, max_tokens=9, messages=hello)
-
-        await asyncio.to_thread(call)
-        await asyncio.to_thread(proxy.flush)
-    assert len(await calls(store, rollout)) == 2
 
 
 # ---------------------------------------------------------------------- limits of ours and of backends
@@ -364,7 +295,7 @@ def test_answer_whose_usage_is_not_told_costs_what_it_might_have_been() -> None:
 
 
 def test_retry_after_is_told_where_what_is_left_is_reserved() -> None:
-    slow = Script(lambda request: Answer(request.text, latency_seconds=1.0))
+    slow = Script(lambda request: Answer(request.text, latency_seconds=0.3))
     with running(slow) as model, serving(model, run_budget=Budget(tokens=1000)) as proxy, ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, proxy.endpoint, "first")
         until(lambda: model.requests)

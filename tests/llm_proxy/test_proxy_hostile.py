@@ -137,15 +137,6 @@ def _read_until_reset(caller: socket.socket) -> bytes:
         return b""
 
 
-def test_what_is_not_http(door: Proxied) -> None:
-    with connected(door) as caller:
-        caller.sendall(b"\x16\x03\x01\x02\x00\x01\x00 nonsense\r\n\r\n")
-        answer = read_all(caller)
-
-    assert answer.startswith(b"HTTP/1.1 400")
-    check_serves(door)
-
-
 # ---------------------------------------------------------------------- ids
 
 
@@ -167,20 +158,6 @@ def test_ids_may_hold_anything_that_is_percent_encoded(stub_model: StubModel, ca
 
 def _quoted(text: str) -> str:
     return "".join(f"%{byte:02x}" for byte in text.encode())
-
-
-def test_agent_may_have_any_name(door: Proxied) -> None:
-    requests.post(f"{door.endpoint}/agent/{_quoted('the/50% critic')}{CHAT}", data=BODY, timeout=10.0)
-
-    assert door.only_call().get("agent.name") == "the/50% critic"
-
-
-def test_call_of_an_unknown_attempt_is_answered_and_counted(door: Proxied) -> None:
-    answer = requests.post(f"{door.proxy.endpoint}/rollout/none/attempt/none{CHAT}", data=BODY, timeout=10.0)
-
-    assert answer.status_code == 200
-    until(lambda: sum(door.proxy.status()["calls"]["lost"].values()) == 1)
-    assert door.calls() == []
 
 
 # ---------------------------------------------------------------------- bodies
@@ -217,7 +194,7 @@ def test_caller_who_leaves_before_his_request_is_whole(door: Proxied, stub_model
 def test_stop_does_not_wait_for_ever_for_a_body_that_never_comes(
     stub_model: StubModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "STOP_SECONDS", 2.0)
+    monkeypatch.setattr(service, "STOP_SECONDS", 0.5)
     with proxied(entry(stub_model.url)) as door, connected(door) as caller:
         caller.sendall(request(path_of(door) + CHAT)[:-5])
         check_serves(door)
@@ -227,19 +204,6 @@ def test_stop_does_not_wait_for_ever_for_a_body_that_never_comes(
 
 
 # ---------------------------------------------------------------------- order and speed
-
-
-def test_pipelined_requests_are_answered_in_their_order(door: Proxied) -> None:
-    bodies = [BODY.replace(b"Hello there", f"n{number}".encode()) for number in range(5)]
-    last = request(path_of(door) + CHAT, bodies[-1], "connection: close")
-    with connected(door) as caller:
-        caller.sendall(b"".join(request(path_of(door) + CHAT, body) for body in bodies[:-1]) + last)
-        answers = read_all(caller)
-
-    assert answers.count(b"HTTP/1.1 200") == 5
-    places = [answers.index(f'"n{number}"'.encode()) for number in range(5)]
-    assert places == sorted(places)
-    assert [call.outcome for call in door.calls()] == ["answered"] * 5
 
 
 def test_slow_reader_holds_the_backend_back() -> None:
@@ -325,7 +289,7 @@ def test_large_answers_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> N
     """A caller who does not read keeps a large answer in memory: the next one waits in its middle, but is not lost."""
     monkeypatch.setattr(backend_pool, "MOST_LARGE_ANSWERS", 1)
     monkeypatch.setattr(connection, "LARGE_ANSWER_BYTES", MEGABYTE)
-    parts = [chunk(event("x" * 65_000)) for _ in range(400)]
+    parts = [chunk(event("x" * 65_000)) for _ in range(160)]
     stream = sent(STREAM_HEAD, *parts, chunk(event(None, "stop")), chunk(DONE), LAST_CHUNK)
     with (
         serving(stream) as server,
@@ -334,9 +298,10 @@ def test_large_answers_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> N
         connected(door) as eager,
     ):
         for caller in (idle, eager):
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
             caller.sendall(request(path_of(door) + CHAT, STREAMED, "connection: close"))
             caller.recv(2 * MEGABYTE, socket.MSG_WAITALL)
-        eager.settimeout(1.0)
+        eager.settimeout(0.5)
         with pytest.raises(TimeoutError):
             read_all(eager)
         eager.settimeout(30.0)

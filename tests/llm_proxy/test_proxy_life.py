@@ -8,7 +8,6 @@ import pickle
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from agentlightning.llm_proxy import LLMProxy, get_active_llm_proxy, set_active_
 from agentlightning.llm_proxy.proxy import _active
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import LLM, ProxyLLM
-from tests.llm_proxy.accounts import HERE, MODEL, ask, calls, endpoint, entry, serving, until
-from tests.stub_model.script import Answer, Script
+from tests.llm_proxy.accounts import MODEL, ask, calls, endpoint, entry, serving, until
+from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
 THREAD = "agl-llm-proxy"
@@ -151,21 +150,6 @@ def test_thirty_restarts_leak_nothing_and_log_no_errors(model: StubModel, caplog
     assert [told.message for told in caplog.records if told.levelno > logging.WARNING] == []
 
 
-async def test_restarts_in_a_running_loop(model: StubModel, tmp_path: Path) -> None:
-    store = SqliteLightningStore(tmp_path / "store.db")
-    rollout = await store.start_rollout("task")
-    proxy = LLMProxy(store=store, model_list=[entry(model)])
-
-    for _ in range(5):
-        await proxy.start()
-        assert (await asyncio.to_thread(ask, endpoint(proxy, rollout))).status_code == 200
-        await proxy.stop()
-
-    assert len(await calls(store, rollout)) == 5
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    await store.close()
-
-
 def test_two_proxies_in_one_process(model: StubModel) -> None:
     with running(Script(lambda _: "other"), models=("other",)) as other, serving(model) as first:
         with serving(other, model_list=[entry(other, "other")]) as second:
@@ -192,29 +176,6 @@ def test_losses_are_in_status_flush_and_log(model: StubModel, caplog: pytest.Log
 
 
 # ---------------------------------------------------------------------- models, ports and stores
-
-
-async def test_new_models_drop_no_call_and_spans_name_the_version() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("task")
-    slow = Script(lambda request: Answer(request.text, latency_seconds=0.5))
-    with running(slow) as old, running() as new, ThreadPoolExecutor(8) as pool:
-        versions = [[entry(old, model_info={"version": "v1"})], [entry(new, model_info={"version": "v2"})]]
-        with serving(old, store, model_list=versions[0]) as proxy:
-            url = endpoint(proxy, rollout)
-            asked = [pool.submit(ask, url, f"early {number}") for number in range(8)]
-            until(lambda: len(old.requests) == 8)
-
-            proxy.update_model_list(versions[1])
-            late = await asyncio.to_thread(ask, url, "late")
-
-            assert [call.result().status_code for call in asked] == [200] * 8
-            assert late.status_code == 200
-            assert await asyncio.to_thread(proxy.flush)
-            told = {span.attributes["gen_ai.prompt.0.content"]: span for span in await calls(store, rollout)}
-    assert {span.attributes[f"{HERE}.version"] for name, span in told.items() if name != "late"} == {"v1"}
-    assert told["late"].attributes[f"{HERE}.version"] == "v2"
-    assert len(told) == 9
 
 
 def test_model_list_that_cannot_be_read_changes_nothing(model: StubModel) -> None:

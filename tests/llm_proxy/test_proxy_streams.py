@@ -1,6 +1,5 @@
 """What goes through the proxy and what the store holds of it: bytes, token ids, cancelled calls, and training data."""
 
-import asyncio
 import json
 import socket
 from typing import Any
@@ -9,11 +8,8 @@ import openai
 import pytest
 import requests
 
-from agentlightning.adapter import LlmProxyTraceToTriplet, TraceToMessages, TraceToTrajectory
 from agentlightning.llm_proxy import service
-from agentlightning.store import SqliteLightningStore
-from tests.llm_proxy.fixtures import CLAUDE
-from tests.llm_proxy.openai_suite import CHAT_TOOLS, USER, WEATHER
+from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import HERE, MODEL, Proxied, entry, proxied
 from tests.stub_model.raw import DONE, STREAM_HEAD, chunk, event, streamed, then_hang, until, whole
 from tests.stub_model.script import Answer, Script
@@ -62,29 +58,6 @@ def test_answer_without_ids_is_passed_on_as_it_is_where_they_were_asked_for() ->
         assert door.only_call().get(f"{HERE}.token_ids") == "not given"
 
 
-def test_provider_key_reaches_the_backend_alone(stub_model: StubModel) -> None:
-    stub_model.api_key = "sk-very-secret-0123456789"
-    with proxied(entry(stub_model.url, api_key=stub_model.api_key)) as door:
-        door.openai(api_key="agent's own").chat.completions.create(model=MODEL, messages=USER)
-        spans = door.spans()
-
-    assert stub_model.requests[0].headers["authorization"] == f"Bearer {stub_model.api_key}"
-    assert "agent's own" not in str(stub_model.requests[0].headers)
-    assert stub_model.api_key not in "".join(span.model_dump_json() for span in spans)
-
-
-def test_provider_key_in_an_error_is_hidden() -> None:
-    key = "sk-very-secret-0123456789"
-    refusal = whole(json.dumps({"error": {"message": f"Incorrect API key: {key}"}}).encode(), 401)
-    with serving(refusal) as server, proxied(entry(server.url, api_key=key)) as door:
-        answer = post(door, ODD_REQUEST)
-        spans = door.spans()
-
-        assert answer.status_code == 401
-        assert key not in answer.text
-        assert key not in "".join(span.model_dump_json() for span in spans)
-
-
 # ---------------------------------------------------------------------- spans
 
 
@@ -120,54 +93,6 @@ def test_spans_of_a_call(stub_model: StubModel, stream: bool) -> None:
     assert 0 < first <= took + 0.01 if stream else first is None
 
 
-def test_calls_are_in_a_durable_store_with_all_they_said(stub_model: StubModel, tmp_path: Any) -> None:
-    path = tmp_path / "rollouts.db"
-    store = SqliteLightningStore(path)
-    with proxied(entry(stub_model.url), store=store) as door:
-        client = door.openai()
-        for number in range(5):
-            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": f"number {number}"}])
-        calls = door.calls()
-    asyncio.run(store.close())
-
-    assert [call.get("gen_ai.completion.0.content") for call in calls] == [f"number {number}" for number in range(5)]
-    assert len({call.span.sequence_id for call in calls}) == 5
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_conversation_becomes_one_sequence(stub_model: StubModel, stream: bool) -> None:
-    stub_model.script = Script([Answer("I look.", (WEATHER,)), "It rains."])
-    with proxied(entry(stub_model.url)) as door:
-        client = door.openai()
-        first = _turn(client, USER, stream=stream)
-        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "rain"}
-        _turn(client, [*USER, first, result], stream=stream)
-        spans = door.spans()
-    asked = stub_model.requests
-
-    triplets = LlmProxyTraceToTriplet().adapt(spans)
-    assert [triplet.prompt["token_ids"] for triplet in triplets] == [list(one.prompt_token_ids) for one in asked]
-    (sequence,) = TraceToTrajectory().adapt(spans).sequences
-    said = [tuple(triplet.response["token_ids"]) for triplet in triplets]
-    assert sequence.token_ids == (*asked[1].prompt_token_ids, *said[1])
-    masked = [token for token, counts in zip(sequence.token_ids, sequence.loss_mask, strict=True) if counts]
-    assert tuple(masked) == (*said[0], *said[1])
-    assert len(sequence.calls) == 2
-    conversation = TraceToMessages().adapt(spans)[-1]["messages"]
-    assert [message["role"] for message in conversation] == ["user", "assistant", "tool", "assistant"]
-    assert conversation[-1]["content"] == "It rains."
-
-
-def _turn(client: Any, messages: Any, *, stream: bool) -> dict[str, Any]:
-    ask = {"model": MODEL, "messages": messages, "tools": CHAT_TOOLS}
-    if stream:
-        with client.chat.completions.stream(**ask) as chunks:
-            message = chunks.get_final_completion().choices[0].message
-    else:
-        message = client.chat.completions.create(**ask).choices[0].message
-    return {name: value for name, value in message.to_dict().items() if value is not None and name != "parsed"}
-
-
 # ---------------------------------------------------------------------- callers who leave
 
 
@@ -190,28 +115,6 @@ def test_cancelled_stream_is_recorded_with_what_was_sent() -> None:
         assert call.span.status.status_code == "UNSET"
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_caller_who_leaves_before_the_first_byte(stream: bool) -> None:
-    with serving(then_hang()) as server, proxied(entry(server.url)) as door:
-        with pytest.raises(openai.APITimeoutError):
-            door.openai(timeout=0.5).chat.completions.create(model=MODEL, messages=USER, stream=stream)
-        until(lambda: server.open_connections == 0, seconds=5.0)
-        call = door.only_call()
-
-        assert (call.outcome, call.status, call.response_body) == ("cancelled", 499, "")
-
-
-def test_anthropic_caller_who_leaves_in_the_middle(door: Proxied, stub_model: StubModel) -> None:
-    stub_model.script = Script([Answer("one" + " more" * 200, pause_seconds=0.05)])
-
-    with door.anthropic().messages.stream(model=CLAUDE, max_tokens=9, messages=USER) as stream:
-        assert next(iter(stream.text_stream)) == "one"
-
-    call = door.only_call()
-    assert call.outcome == "cancelled"
-    assert call.get("gen_ai.completion.0.content").startswith("one")
-
-
 def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) -> None:
     stub_model.script = Script([Answer("late", latency_seconds=30.0)])
     body = json.dumps({"model": MODEL, "messages": USER}).encode()
@@ -225,7 +128,7 @@ def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) 
 
 
 def test_proxy_that_stops_in_the_middle_of_a_stream_tells_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STOP_SECONDS", 2.0)
+    monkeypatch.setattr(service, "STOP_SECONDS", 0.5)
     with serving(then_hang(STREAM_HEAD, chunk(event("one")))) as server, proxied(entry(server.url)) as door:
         chunks = door.openai().chat.completions.create(model=MODEL, messages=USER, stream=True)
         next(chunks)

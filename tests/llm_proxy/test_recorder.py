@@ -201,16 +201,6 @@ async def test_flush_waits_a_little_for_a_call_in_flight(store: MoodyStore, roll
         assert counts(recorder.counts_of(call.origin)) == (0, 0, 1, 0)
 
 
-async def test_flush_gives_up_after_its_time(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    async with running(store, **QUICK) as recorder:
-        store.fall()
-        finished(recorder, record(rollout, 1))
-
-        assert not await recorder.flush(timeout=0.05)
-        store.rise()
-        assert await recorder.flush()
-
-
 # ---------------------------------------------------------------------- refusals
 
 

@@ -31,14 +31,6 @@ async def status_of(pool: BackendPool, who: str = "") -> int:
 # ---------------------------------------------------------------------- without retries
 
 
-async def test_answer_with_an_error_is_an_answer(serve: Serve, make_pool: MakePool) -> None:
-    pool = make_pool(await serve(whole(b"boom", 500, "X-Mark: 1")))
-
-    async with await pool.send(request_for()) as answer:
-        assert (answer.status, await answer.read(), answer.headers["x-mark"]) == (500, b"boom", "1")
-        assert [happened for _, happened in answer.tries] == ["answered 500 Word"]
-
-
 async def test_refused_call_is_tried_once_more_where_another_backend_may_be_well(
     serve: Serve, make_pool: MakePool
 ) -> None:
@@ -85,13 +77,6 @@ async def test_new_connection_that_breaks_is_not_tried_again(serve: Serve, make_
         await make_pool(server, other).send(request_for())
 
     assert len(server.requests) + len(other.requests) == 1
-
-
-async def test_redirect_is_a_mistake_of_the_list(serve: Serve, make_pool: MakePool) -> None:
-    pool = make_pool(await serve(whole(b"", 307, "Location: http://elsewhere.invalid/")))
-
-    with pytest.raises(BackendUnavailable, match=r"redirects elsewhere \(307\): give the final address as api_base"):
-        await pool.send(request_for())
 
 
 # ---------------------------------------------------------------------- with retries
@@ -307,13 +292,10 @@ def test_backend_may_say_itself_whether_to_try_again(status: int, wish: str, pas
 
 
 async def test_silent_backend_is_left_for_another(serve: Serve, make_pool: MakePool) -> None:
-    silent, other = (await serve(hang)).entry(timeout=0.05), await serve()
-    pool = make_pool(silent)
+    pool = make_pool((await serve(hang)).entry(timeout=0.05), await serve(), num_retries=1)
 
-    with pytest.raises(BackendUnavailable, match=r"did not begin to answer within 0\.05 s"):
-        await pool.send(request_for())
-    assert pool.describe()[0]["in_flight"] == 0
-    assert await status_of(make_pool(silent, other, num_retries=1)) == 200
+    assert await status_of(pool) == 200
+    assert [entry["in_flight"] for entry in pool.describe()] == [0, 0]
 
 
 async def test_deadline_ends_a_call_that_is_not_answered(serve: Serve, make_pool: MakePool) -> None:
@@ -383,17 +365,6 @@ async def test_break_in_mid_body_is_told_and_never_tried_again(serve: Serve, mak
     await answer.close()
 
 
-async def test_answer_above_the_limit_is_not_read_to_its_end(serve: Serve, make_pool: MakePool) -> None:
-    server = await serve(whole(b"x" * 100))
-    pool = make_pool(server)
-
-    async with await pool.send(request_for()) as answer:
-        with pytest.raises(BackendBroken, match="more than 99 bytes"):
-            await answer.read(99)
-    async with await pool.send(request_for()) as answer:
-        assert await answer.read(100) == b"x" * 100
-
-
 async def test_large_body_goes_through_without_a_warning(serve: Serve, make_pool: MakePool) -> None:
     server = await serve()
     pool = make_pool(server)
@@ -444,8 +415,9 @@ async def test_only_backend_is_tried_though_it_is_out_of_use_but_not_at_once(
     pool = make_pool(sick, clock=fake_clock)
     await failing(pool, 5)
 
-    with pytest.raises(BackendUnavailable, match="out of use for another"):
+    with pytest.raises(BackendUnavailable, match="out of use for another") as caught:
         await pool.send(request_for())
+    assert (caught.value.tries, caught.value.retry_after_seconds) == ([], 10)
     fake_clock.turn(1)
 
     assert await status_of(pool) == 200

@@ -21,13 +21,6 @@ def opened(*, unreachable: bool = False) -> CircuitBreaker:
     return breaker
 
 
-def test_opens_with_the_fifth_failure_in_a_row() -> None:
-    breaker = CircuitBreaker()
-
-    assert [breaker.fail(0.0, unreachable=False) for _ in range(5)] == [False, False, False, False, True]
-    assert not breaker.allows(9.9)
-
-
 @pytest.mark.parametrize(("completes", "state"), [(True, "closed"), (False, "open")], ids=["whole", "broken"])
 def test_only_a_whole_response_begins_the_count_anew(completes: bool, state: str) -> None:
     breaker = CircuitBreaker()
@@ -73,14 +66,6 @@ def test_response_to_a_probe_closes_it_on_probation(completes: bool, opens: bool
     assert breaker.fail(10.0, unreachable=False) is opens
 
 
-@pytest.mark.parametrize("unreachable", [True, False])
-def test_health_check_brings_back_only_what_could_not_be_reached(unreachable: bool) -> None:
-    breaker = opened(unreachable=unreachable)
-
-    assert breaker.recover() is unreachable
-    assert breaker.allows(0.0) is unreachable
-
-
 def test_backend_that_relapses_after_a_health_check_needs_a_probe() -> None:
     breaker = opened(unreachable=True)
     breaker.recover()
@@ -101,27 +86,6 @@ async def queued(queue: AdmissionQueue, deadline: float = FAR) -> "asyncio.Task[
     task = asyncio.create_task(queue.acquire("r", deadline))
     await until(lambda: queue.waiting == 1)
     return task
-
-
-async def test_rollouts_take_turns_and_their_own_calls_keep_their_order(fake_clock: FakeClock) -> None:
-    queue = AdmissionQueue(fake_clock, max_parallel=1)
-    assert [queue.try_acquire(fake_clock.now()) for _ in range(2)] == [True, False]
-    order: list[str] = []
-
-    async def call(rollout_id: str, number: int) -> None:
-        assert await queue.acquire(rollout_id, FAR)
-        order.append(f"{rollout_id}{number}")
-        queue.release()
-
-    calls = [*(("busy", number) for number in range(50)), *(("quiet", number) for number in range(3))]
-    tasks = [asyncio.create_task(call(*one)) for one in calls]
-    await until(lambda: queue.waiting == 53)
-    queue.release()
-    await asyncio.gather(*tasks)
-
-    assert order[:6] == ["busy0", "quiet0", "busy1", "quiet1", "busy2", "quiet2"]
-    assert order[6:] == [f"busy{number}" for number in range(3, 50)]
-    assert (queue.waiting, queue.in_flight) == (0, 0)
 
 
 async def test_newcomer_does_not_pass_those_in_the_queue(fake_clock: FakeClock) -> None:
@@ -183,18 +147,6 @@ async def test_limit_holds_in_any_mix_of_acquiring_releasing_and_cancelling(fake
     assert (queue.in_flight, queue.waiting) == (0, 0)
 
 
-async def test_deadline_ends_the_wait(fake_clock: FakeClock) -> None:
-    queue = AdmissionQueue(fake_clock, max_parallel=1)
-    queue.try_acquire(fake_clock.now())
-    waiter = await queued(queue, fake_clock.now() + 5)
-
-    fake_clock.turn(5)
-
-    with pytest.raises(TimeoutError):
-        await waiter
-    assert queue.waiting == 0
-
-
 async def test_calls_of_a_minute_are_limited_by_a_sliding_window(fake_clock: FakeClock) -> None:
     queue = AdmissionQueue(fake_clock, rpm=2)
     queue.try_acquire(fake_clock.now())
@@ -220,17 +172,3 @@ async def test_tokens_of_a_minute_are_limited(fake_clock: FakeClock) -> None:
     assert queue.wait_seconds(fake_clock.now()) == 50.0
     fake_clock.turn(50)
     assert queue.wait_seconds(fake_clock.now()) == 0
-
-
-async def test_hold_evicts_the_queue_and_admits_nobody(fake_clock: FakeClock) -> None:
-    queue = AdmissionQueue(fake_clock, max_parallel=1)
-    queue.try_acquire(fake_clock.now())
-    waiter = await queued(queue)
-
-    queue.hold(fake_clock.now() + 3)
-
-    assert not await waiter
-    queue.release()
-    assert not queue.try_acquire(fake_clock.now())
-    fake_clock.turn(3)
-    assert queue.try_acquire(fake_clock.now())

@@ -1,5 +1,6 @@
 """Requests in another dialect: what can be said is said as the real SDKs type it, and what cannot is refused."""
 
+import functools
 import pickle
 from collections.abc import Iterable
 from typing import Any
@@ -109,10 +110,14 @@ PARAMS: dict[DialectName, Any] = {
 }
 
 
+@functools.cache
+def adapter_of(dialect: DialectName) -> TypeAdapter[Any]:
+    return TypeAdapter(PARAMS[dialect])
+
+
 def valid(dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
     """A request that the dialect's SDK takes."""
-    adapter = TypeAdapter(PARAMS[dialect])  # held, as what it gives refers to it
-    exhaust(adapter.validate_python(body))
+    exhaust(adapter_of(dialect).validate_python(body))
     return body
 
 

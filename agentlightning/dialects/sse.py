@@ -1,8 +1,8 @@
 """Server-sent events: bytes of a stream as they arrive, turned into events, and events into bytes.
 
-The parser follows the WHATWG rules on bytes, so a character cut in two by the network does no harm. It gives every
-event out with the chunk that ends it. What the events say is left to the dialects; `id`, `retry` and comments are
-dropped.
+The parser follows the WHATWG rules on bytes, so a character cut in two by the network does no harm; a byte order mark,
+which no model server sends, is not looked for. It gives every event out with the chunk that ends it. What the events
+say is left to the dialects; `id`, `retry` and comments are dropped.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from typing import Final
 from agentlightning.errors import ProxyError
 
 MAX_EVENT_BYTES: Final = 32 * 1024 * 1024
-_BOM: Final = b"\xef\xbb\xbf"
 
 
 class InvalidStream(ProxyError):
@@ -49,7 +48,6 @@ class SseParser:
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._limit = max_event_bytes
         self._pending = bytearray()
-        self._is_begun = False
         self._ends_with_return = False
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
@@ -58,8 +56,6 @@ class SseParser:
         Raises:
             InvalidStream: An event is larger than the limit.
         """
-        if not self._is_begun:
-            chunk = self._begun(chunk)
         if self._ends_with_return and chunk:
             self._ends_with_return = False
             if chunk[:1] == b"\n":  # the second half of a CRLF whose first half has ended the line
@@ -67,11 +63,16 @@ class SseParser:
         if b"\r" in chunk:
             self._ends_with_return = chunk.endswith(b"\r")
             chunk = _with_line_feeds(chunk)
-        if not chunk:
-            return []
-        if not self._pending and chunk.endswith(b"\n\n") and len(chunk) <= self._limit:
-            return _events(chunk)
-        return self._continued(chunk)
+        pending = self._pending
+        seen = max(len(pending) - 1, 0)
+        pending += chunk
+        end = pending.rfind(b"\n\n", seen)
+        blocks = [] if end < 0 else bytes(pending[:end]).split(b"\n\n")
+        if blocks:
+            del pending[: end + 2]
+        if max(len(pending), *map(len, blocks), 0) > self._limit:
+            raise InvalidStream(f"The backend sent an event of more than {self._limit} bytes, which is the limit.")
+        return [event for block in blocks if (event := _event(block)) is not None]
 
     def close(self) -> bytes:
         """What came after the last whole event, empty after a clean end; the parser can be fed a new stream afterwards.
@@ -82,55 +83,16 @@ class SseParser:
         """
         rest = bytes(self._pending)
         self._pending.clear()
-        self._is_begun = self._ends_with_return = False
+        self._ends_with_return = False
         return rest.lstrip(b"\n")
-
-    def _begun(self, chunk: bytes) -> bytes:
-        """The chunk without the byte order mark that may stand at the very start; empty while that is open."""
-        head = bytes(self._pending) + chunk
-        self._pending.clear()
-        if len(head) < len(_BOM) and _BOM.startswith(head):
-            self._pending += head
-            return b""
-        self._is_begun = True
-        return head.removeprefix(_BOM)
-
-    def _continued(self, chunk: bytes) -> list[ServerSentEvent]:
-        pending = self._pending
-        seen = max(len(pending) - 1, 0)
-        pending += chunk
-        end = pending.rfind(b"\n\n", seen)
-        if end < 0:
-            whole = b""
-        else:
-            whole = bytes(pending[: end + 2])
-            del pending[: end + 2]
-        is_long = len(whole) > self._limit and max(map(len, whole.split(b"\n\n"))) > self._limit
-        if is_long or len(pending) > self._limit:
-            raise InvalidStream(f"The backend sent an event of more than {self._limit} bytes, which is the limit.")
-        return _events(whole)
 
 
 def _with_line_feeds(data: bytes) -> bytes:
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def _events(whole: bytes) -> list[ServerSentEvent]:
-    events = []
-    for block in whole.split(b"\n\n"):
-        if not block:
-            continue
-        if b"\n" not in block and block[:6] == b"data: ":  # as most are
-            events.append(ServerSentEvent(block[6:]))
-            continue
-        event = _event(block)
-        if event is not None:
-            events.append(event)
-    return events
-
-
 def _event(block: bytes) -> ServerSentEvent | None:
-    """An event of several lines; None, if none of them is data."""
+    """The event that lines describe; None, if none of them is data."""
     name: str | None = None
     data: list[bytes] = []
     for line in block.split(b"\n"):

@@ -21,7 +21,6 @@ SCRAPS = [
     b"event: x",
     b"event:",
     b"id: 1",
-    b"\xef\xbb\xbf",
     b"data: \xc3\xa9",
 ]
 
@@ -40,7 +39,6 @@ def parsed(*chunks: bytes) -> list[ServerSentEvent]:
         (b"event: x\rdata: a\r\r", [ServerSentEvent(b"a", "x")]),
         (b"data: a\ndata:b\ndata\n\n", [ServerSentEvent(b"a\nb\n")]),
         (b": ping\n\n: ping\ndata: a\nid: 7\nretry: 3\n\n", [ServerSentEvent(b"a")]),
-        (b"\xef\xbb\xbfdata: a\n\n", [ServerSentEvent(b"a")]),
         (b"event: lonely\n\ndata: a\n\n", [ServerSentEvent(b"a")]),
         (b"\n\n\ndata: a\n\n\n\n", [ServerSentEvent(b"a")]),
         (b"data:\n\n", [ServerSentEvent(b"")]),

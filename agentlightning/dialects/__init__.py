@@ -12,6 +12,7 @@ from agentlightning.dialects.attributes import Assembler, Dialect, DialectName, 
 __all__ = [
     "ANTHROPIC_DIALECTS",
     "COUNT_TOKENS_PATH",
+    "DIALECTS",
     "OPENAI_DIALECTS",
     "Assembler",
     "Dialect",
@@ -20,12 +21,9 @@ __all__ = [
     "dialect_of",
 ]
 
-OPENAI_DIALECTS: dict[str, Dialect] = {
-    "/chat/completions": chat.DIALECT,
-    "/completions": completions.DIALECT,
-    "/responses": responses.DIALECT,
-    "/embeddings": embeddings.DIALECT,
-}
+_OPENAI = (chat.DIALECT, completions.DIALECT, responses.DIALECT, embeddings.DIALECT)
+DIALECTS: Final[dict[DialectName, Dialect]] = {dialect.name: dialect for dialect in (*_OPENAI, messages.DIALECT)}
+OPENAI_DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in _OPENAI}
 ANTHROPIC_DIALECTS: dict[str, Dialect] = {"/v1/messages": messages.DIALECT}
 COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
 """Carries a whole request of Anthropic's, whose tokens are counted: it goes where the request would, unrecorded."""

@@ -92,6 +92,9 @@ class Assembler(Protocol):
 class Dialect:
     """One way of asking a model."""
 
+    name: DialectName
+    path: str
+    """Below `/v1`."""
     span_name: str
     request_attributes: Callable[[JsonMapping], Attributes]
     response_attributes: Callable[[Thing], Attributes]

@@ -188,7 +188,9 @@ class ChatAssembler:
         return {**self._known, "choices": [choice.response() for _, choice in sorted(self._choices.items())]}
 
 
-DIALECT = Dialect("openai.chat.completion", request_attributes, response_attributes, ChatAssembler)
+DIALECT = Dialect(
+    "chat", "/chat/completions", "openai.chat.completion", request_attributes, response_attributes, ChatAssembler
+)
 
 
 # ---------------------------------------------------------------------- outputs, for translation

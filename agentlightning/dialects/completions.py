@@ -77,4 +77,6 @@ class CompletionAssembler:
         return {**self._known, "choices": [choice for _, choice in sorted(self._choices.items())]}
 
 
-DIALECT = Dialect("openai.completion", request_attributes, response_attributes, CompletionAssembler)
+DIALECT = Dialect(
+    "completions", "/completions", "openai.completion", request_attributes, response_attributes, CompletionAssembler
+)

@@ -21,4 +21,4 @@ def response_attributes(response: Thing) -> Attributes:
     return attributes
 
 
-DIALECT = Dialect("openai.embeddings", request_attributes, response_attributes)
+DIALECT = Dialect("embeddings", "/embeddings", "openai.embeddings", request_attributes, response_attributes)

@@ -4,10 +4,8 @@ Reading never raises: a backend that answers nonsense has failed all the same, a
 """
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from html import unescape
 from http import HTTPStatus
 from typing import Final
@@ -66,7 +64,7 @@ class Failure:
     code: str | None = None
     param: str | None = None
     retry_after: float | None = None
-    """Seconds to wait before another try, where the backend said so."""
+    """Seconds to wait before another try, where that helps."""
 
 
 class BackendStreamError(ProxyError):
@@ -85,7 +83,7 @@ class BackendStreamError(ProxyError):
 # ---------------------------------------------------------------------- reading
 
 
-def failure_of(dialect: DialectName, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
+def failure_of(dialect: DialectName, status: int, body: bytes) -> Failure:
     """What an answer with an error status says. `dialect` is the backend's."""
     answer = _json(body)
     error = _error_in(answer)
@@ -98,7 +96,6 @@ def failure_of(dialect: DialectName, status: int, headers: Mapping[str, str], bo
         kind=_word(error.get("type") or error.get("error_type")),
         code=_code_in(error, status),
         param=_word(error.get("param")),
-        retry_after=_retry_after(headers),
     )
 
 
@@ -181,34 +178,6 @@ def _code_in(error: JsonMapping, status: int) -> str | None:
     """The error's code; vLLM and others repeat the status there, which says nothing new."""
     code = _word(error.get("code"))
     return None if code == str(status) else code
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    given = {name.lower(): value for name, value in headers.items()}
-    milliseconds = _seconds(given.get("retry-after-ms"))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    told = given.get("retry-after")
-    seconds = _seconds(told)
-    if seconds is not None or not told:
-        return seconds
-    until, now = _moment(told), _moment(given.get("date"))
-    return None if until is None else max(0.0, until - (time.time() if now is None else now))
-
-
-def _seconds(value: str | None) -> float | None:
-    try:
-        seconds = float(value or "")
-    except ValueError:
-        return None
-    return seconds if 0 <= seconds < float("inf") else None
-
-
-def _moment(date: str | None) -> float | None:
-    try:
-        return parsedate_to_datetime(date or "").timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
 
 
 # ---------------------------------------------------------------------- telling

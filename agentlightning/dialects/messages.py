@@ -119,7 +119,9 @@ class MessageAssembler:
         return {**self._message, "usage": self._usage, "content": blocks}
 
 
-DIALECT = Dialect("anthropic.messages", request_attributes, response_attributes, MessageAssembler)
+DIALECT = Dialect(
+    "messages", "/messages", "anthropic.messages", request_attributes, response_attributes, MessageAssembler
+)
 
 
 # ---------------------------------------------------------------------- outputs, for translation

@@ -125,7 +125,9 @@ class ResponseAssembler:
         return {**self._response, "output": [said]}
 
 
-DIALECT = Dialect("openai.responses", request_attributes, response_attributes, ResponseAssembler)
+DIALECT = Dialect(
+    "responses", "/responses", "openai.responses", request_attributes, response_attributes, ResponseAssembler
+)
 
 
 # ---------------------------------------------------------------------- outputs, for translation

@@ -14,11 +14,6 @@ _ID_FIELDS: Final = ("prompt_token_ids", "token_ids", "response_token_ids")
 _INCLUDED_LOGPROBS: Final = "message.output_text.logprobs"
 
 
-def asks_for_ids(dialect: DialectName, body: JsonMapping) -> bool:
-    """Whether a request asks for token ids itself."""
-    return dialect in ("chat", "completions") and bool(body.get("return_token_ids"))
-
-
 def asks_for_logprobs(dialect: DialectName, body: JsonMapping) -> bool:
     """Whether a request asks for log-probabilities itself; completions do with 0 too, for the chosen token alone."""
     if dialect == "chat":

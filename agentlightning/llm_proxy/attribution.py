@@ -5,8 +5,7 @@ where one of several agents calls. A client that cannot take a path shows a key 
 headers `x-rollout-id`, `x-attempt-id` and `x-agent-name`.
 
 `Attempts` looks up what the store knows of an attempt. Most calls need none of it. Where it is needed, it is kept for a
-second; for an attempt that goes on calling it is renewed before that, in the background, so that its calls do not wait.
-Facts that are older are used only while the store is away: nobody can end an attempt in a store that is away.
+second. Facts that are older are used only while the store is away: nobody can end an attempt in a store that is away.
 """
 
 import asyncio
@@ -15,12 +14,12 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 from urllib.parse import unquote
 
-from agentlightning.dialects import DialectName
+from agentlightning.dialects import DIALECTS, DialectName
 from agentlightning.dialects.failures import Failure
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.call_record import Origin
@@ -32,8 +31,6 @@ from agentlightning.types.scoping import pinned_id, resources_for
 
 logger = logging.getLogger(__name__)
 
-RENEW_SECONDS: Final = 0.5
-"""After these a call has the facts renewed, and does not wait for it."""
 FRESH_SECONDS: Final = 1.0
 STALE_SECONDS: Final = 60.0
 """Facts older than this are not used, not even while the store is away."""
@@ -41,15 +38,12 @@ MOST_ATTEMPTS: Final = 20_000
 MOST_RESOURCES: Final = 256
 _PREFIX: Final = re.compile(r"^/rollout/([^/]+)/attempt/([^/]+)(?:/agent/([^/]+))?(/.*)?$")
 _TRACEPARENT: Final = re.compile(rb"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-_DIALECTS: Final[dict[str, DialectName]] = {
-    "/chat/completions": "chat",
-    "/completions": "completions",
-    "/responses": "responses",
-    "/embeddings": "embeddings",
-    "/messages": "messages",
-}
+_DIALECTS: Final = {dialect.path: dialect.name for dialect in DIALECTS.values()}
 _RUNNING: Final = frozenset({"preparing", "running", "unresponsive"})
 _MAIN: Final = "main_llm"
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 
 Headers = dict[bytes, bytes]
 """By name, in lower case as ASGI has them; of several, the last."""
@@ -166,58 +160,69 @@ class AttemptFacts:
     rollout: AttemptedRollout | None = None
 
 
+class _Lookups(Generic[_Key, _Value]):
+    """What the store was asked for: each once at a time, and again when the answer is older than a second."""
+
+    def __init__(
+        self, look_up: Callable[[_Key], Coroutine[None, None, _Value]], clock: Callable[[], float], most: int
+    ) -> None:
+        self._look_up = look_up
+        self._clock = clock
+        self._most = most
+        self._known: dict[_Key, tuple[float, _Value]] = {}
+        self._running: dict[_Key, asyncio.Task[_Value]] = {}
+
+    async def get(self, key: _Key) -> _Value:
+        """The answer; StoreUnavailable if there is none and the store is away."""
+        known = self._known.get(key)
+        age = float("inf") if known is None else self._clock() - known[0]
+        if known is not None and age < FRESH_SECONDS:
+            return known[1]
+        if key not in self._running:
+            self._running[key] = asyncio.create_task(self._renew(key), name="agl-proxy-lookup")
+        try:
+            return await asyncio.shield(self._running[key])
+        except StoreUnavailable:
+            if known is None or age >= STALE_SECONDS:
+                raise
+            return known[1]
+
+    async def _renew(self, key: _Key) -> _Value:
+        try:
+            value = await self._look_up(key)
+        finally:
+            del self._running[key]
+        self._known.pop(key, None)  # so that it is the newest
+        if len(self._known) >= self._most:
+            del self._known[next(iter(self._known))]
+        self._known[key] = self._clock(), value
+        return value
+
+
 class Attempts:
     """Facts of attempts, looked up where a call needs them."""
 
     def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
-        self._clock = clock
-        self._known: dict[Origin, tuple[float, AttemptFacts]] = {}
-        self._lookups: dict[Origin, asyncio.Task[AttemptFacts]] = {}
-        self._resources: dict[str | None, tuple[float, NamedResources]] = {}
+        self._facts = _Lookups(self._look_up, clock, MOST_ATTEMPTS)
+        self._resources = _Lookups(self._look_up_resources, clock, MOST_RESOURCES)
 
     async def facts(self, origin: Origin) -> AttemptFacts:
         """What is known of an attempt; StoreUnavailable if nothing is and the store is away."""
-        attempt = Origin(origin.rollout_id, origin.attempt_id)
-        known_at, facts = self._known.get(attempt, (float("-inf"), None))
-        age = self._clock() - known_at
-        if facts is not None and age < RENEW_SECONDS:
-            return facts
-        lookup = self._lookups.get(attempt)
-        if lookup is None:
-            lookup = self._lookups[attempt] = asyncio.create_task(self._look_up(attempt), name="agl-proxy-attempt")
-            lookup.add_done_callback(lambda done: self._end_lookup(attempt, done))
-        if facts is not None and age < FRESH_SECONDS:
-            return facts
-        try:
-            return await asyncio.shield(lookup)
-        except StoreUnavailable:
-            if facts is None or age >= STALE_SECONDS:
-                raise
-            return facts
-
-    def _end_lookup(self, attempt: Origin, lookup: asyncio.Task[AttemptFacts]) -> None:
-        del self._lookups[attempt]
-        if not lookup.cancelled() and (error := lookup.exception()) is not None:
-            logger.debug("%s could not be looked up: %s", attempt, error)
+        return await self._facts.get(origin.attempt)
 
     async def _look_up(self, attempt: Origin) -> AttemptFacts:
-        facts = AttemptFacts(is_known=False, is_running=False)
         try:
             rollout = await self._store.get_rollout_by_id(attempt.rollout_id)
             for one in [] if rollout is None else await self._store.query_attempts(attempt.rollout_id):
                 if one.attempt_id == attempt.attempt_id:
                     whole = AttemptedRollout.model_construct(**{**vars(rollout), "attempt": one})
-                    facts = AttemptFacts(is_known=True, is_running=one.status in _RUNNING, rollout=whole)
+                    return AttemptFacts(is_known=True, is_running=one.status in _RUNNING, rollout=whole)
         except StoreUnavailable:
             raise
         except StoreError as error:
             logger.debug("%s is not known to the store: %s", attempt, error)
-        self._known.pop(attempt, None)  # so that it is the newest
-        if len(self._known) >= MOST_ATTEMPTS:
-            del self._known[next(iter(self._known))]
-        self._known[attempt] = (self._clock(), facts)
-        return facts
+        return AttemptFacts(is_known=False, is_running=False)
 
     async def llm_of(self, origin: Origin) -> LLM | None:
         """The model that an attempt's resources give to the agent which calls; None if they give none."""
@@ -227,27 +232,14 @@ class Attempts:
         resources_id = facts.rollout.resources_id
         if origin.agent is not None:
             resources_id = pinned_id(origin.agent, facts.rollout) or resources_id
-        own = resources_for(origin.agent, await self._resources_of(resources_id))
+        own = resources_for(origin.agent, await self._resources.get(resources_id))
         models = {name: resource for name, resource in own.items() if isinstance(resource, LLM)}
         return models.get(_MAIN) or next(iter(models.values()), None)
 
-    async def _resources_of(self, resources_id: str | None) -> NamedResources:
-        """Those of a version, or the latest; kept for a second, since both can be replaced."""
-        known_at, known = self._resources.get(resources_id, (float("-inf"), None))
-        age = self._clock() - known_at
-        if known is not None and age < FRESH_SECONDS:
-            return known
-        try:
-            if resources_id is None:
-                update = await self._store.get_latest_resources()
-            else:
-                update = await self._store.get_resources_by_id(resources_id)
-        except StoreUnavailable:
-            if known is None or age >= STALE_SECONDS:
-                raise
-            return known
-        if len(self._resources) >= MOST_RESOURCES:
-            del self._resources[next(iter(self._resources))]
-        found = {} if update is None else update.resources
-        self._resources[resources_id] = self._clock(), found
-        return found
+    async def _look_up_resources(self, resources_id: str | None) -> NamedResources:
+        """Those of a version, or the latest."""
+        if resources_id is None:
+            update = await self._store.get_latest_resources()
+        else:
+            update = await self._store.get_resources_by_id(resources_id)
+        return {} if update is None else update.resources

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, DialectName
+from agentlightning.dialects import DIALECTS, DialectName
 from agentlightning.dialects.sse import SseParser
 from agentlightning.store.copies import replaced
 from agentlightning.types import OtelResource, Span, TraceStatus
@@ -26,13 +26,6 @@ logger = logging.getLogger(__name__)
 CALL_SPAN: Final = "litellm_request"
 RAW_SPAN: Final = "raw_gen_ai_request"
 ATTRIBUTE_PREFIX: Final = "agentlightning.proxy"
-DIALECTS: Final[dict[DialectName, Dialect]] = {
-    "chat": OPENAI_DIALECTS["/chat/completions"],
-    "completions": OPENAI_DIALECTS["/completions"],
-    "responses": OPENAI_DIALECTS["/responses"],
-    "embeddings": OPENAI_DIALECTS["/embeddings"],
-    "messages": ANTHROPIC_DIALECTS["/v1/messages"],
-}
 Outcome = Literal["open", "answered", "failed", "cancelled", "refused"]
 """`cancelled`: the caller left before the end. `refused`: no backend was called."""
 
@@ -50,6 +43,11 @@ class Origin:
     rollout_id: str
     attempt_id: str
     agent: str | None = None
+
+    @property
+    def attempt(self) -> "Origin":
+        """The same, whichever agent calls."""
+        return self if self.agent is None else Origin(self.rollout_id, self.attempt_id)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS
+from agentlightning.dialects import DIALECTS
 from agentlightning.instrumentation.model_calls import RECORDED_AS
 from agentlightning.types import ProxyLLM, Rollout
 from agentlightning.types.tracer import SpanLike
@@ -22,9 +22,7 @@ FLUSH_PATH: Final = "/agl/flush"
 TIMEOUT_SECONDS: Final = 15.0
 _OK: Final = 200
 _NOT_OURS: Final = (404, 405)
-_MODEL_CALLS: Final = frozenset(
-    dialect.span_name for dialects in (OPENAI_DIALECTS, ANTHROPIC_DIALECTS) for dialect in dialects.values()
-)
+_MODEL_CALLS: Final = frozenset(dialect.span_name for dialect in DIALECTS.values())
 
 
 @dataclass

@@ -237,7 +237,7 @@ class ProxiedCall:
     ) -> None:
         """A backend's error, as it came where the caller speaks its dialect."""
         body = self._record.response = upstream.redacted(body)
-        failure = failure_of(upstream.backend_dialect, response.status, response.headers, body)
+        failure = failure_of(upstream.backend_dialect, response.status, body)
         if upstream.backend_dialect != self._dialect or not isinstance(read_json(body), dict):
             body = error_body(self._dialect, failure)
         self._finish("failed", response.status, error=failure.message)

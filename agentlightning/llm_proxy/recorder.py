@@ -265,11 +265,11 @@ class Recorder:
 
     def counts_of(self, origin: Origin) -> CallCounts:
         """The calls of one attempt; zero, if nothing is known of it."""
-        return self._counts.get(_attempt_of(origin)) or CallCounts()
+        return self._counts.get(origin.attempt) or CallCounts()
 
     def _counts_of(self, origin: Origin) -> tuple[CallCounts, CallCounts]:
         """The counts of an attempt, which are kept from now on, and of all."""
-        origin = _attempt_of(origin)
+        origin = origin.attempt
         counts = self._counts.get(origin)
         if counts is None:
             if len(self._counts) >= MOST_ATTEMPTS:
@@ -361,7 +361,3 @@ class Recorder:
         if not any(call.may_be_stored_later for call in calls):
             segment.remove()
         return sum(call.is_stored for call in calls)
-
-
-def _attempt_of(origin: Origin) -> Origin:
-    return origin if origin.agent is None else Origin(origin.rollout_id, origin.attempt_id)

@@ -22,13 +22,14 @@ from typing import Final
 import orjson
 from typing_extensions import Self
 
-from agentlightning.dialects import DialectName
+from agentlightning.dialects import DIALECTS, DialectName
 from agentlightning.dialects.failures import Failure
 from agentlightning.dialects.sse import InvalidStream, SseParser
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.attribution import Attempts, Refused
 from agentlightning.llm_proxy.backends import Try
-from agentlightning.llm_proxy.call_record import ATTRIBUTE_PREFIX, CALL_SPAN, DIALECTS, RAW_SPAN, Origin
+from agentlightning.llm_proxy.backends.backend import TRANSLATED
+from agentlightning.llm_proxy.call_record import ATTRIBUTE_PREFIX, CALL_SPAN, RAW_SPAN, Origin
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 
@@ -97,7 +98,7 @@ class Replays:
         self, attempts: Attempts, origin: Origin, dialect: DialectName, request: Mapping[str, object]
     ) -> RecordedResponse | None:
         """The response to an identical call; None if there is none, or none left."""
-        record = await self._record_of(attempts, Origin(origin.rollout_id, origin.attempt_id))
+        record = await self._record_of(attempts, origin.attempt)
         record.calls += 1
         if record.most_calls is not None and record.calls > record.most_calls:
             return None
@@ -195,8 +196,9 @@ def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedResponse]:
     sent = text("request_body")
     dialect: object = text("dialect")
     backend_dialect: object = text("backend_dialect") or dialect
-    if dialect not in DIALECTS or backend_dialect not in DIALECTS:
-        raise ValueError(f"There is no dialect {dialect!r} or {backend_dialect!r}.")
+    is_translated = {dialect, backend_dialect}.issubset(TRANSLATED)
+    if dialect not in DIALECTS or backend_dialect not in DIALECTS or not (dialect == backend_dialect or is_translated):
+        raise ValueError(f"A {dialect!r} call has no answer in {backend_dialect!r}.")
     _object(sent)
     request = _object(text("received_body") or sent)
     is_stream = request.get("stream") is True

@@ -10,12 +10,13 @@ from typing import Final
 
 import orjson
 
+from agentlightning.dialects import DIALECTS
 from agentlightning.dialects.failures import BackendStreamError, Failure, failure_in_stream
 from agentlightning.dialects.sse import InvalidStream, ServerSentEvent, SseParser
 from agentlightning.dialects.token_fields import is_unasked_usage_chunk, without_unasked
 from agentlightning.errors import ProxyError
 from agentlightning.llm_proxy.backends import BackendBroken, BackendResponse
-from agentlightning.llm_proxy.call_record import DIALECTS, CallRecord, usage_of
+from agentlightning.llm_proxy.call_record import CallRecord, usage_of
 from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.upstream_request import UpstreamRequest
 from agentlightning.utils.deadline import within

@@ -19,7 +19,7 @@ from agentlightning.llm_proxy.attribution import Headers, Refused, Route
 from agentlightning.llm_proxy.backends import Backend, BackendRequest, DialectNotServed, PreparedRequest
 from agentlightning.llm_proxy.call_record import read_json
 from agentlightning.llm_proxy.proxied_call import failure_from, read_request, response_headers
-from agentlightning.llm_proxy.translation import UntranslatableRequest, translation
+from agentlightning.llm_proxy.translation import Translation, UntranslatableRequest
 from agentlightning.llm_proxy.upstream_request import served_model, upstream_headers
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _prepared(backend: Backend, requested: dict[str, object], body: bytes, heade
     if backend.count_url is None:
         raise DialectNotServed(f"Backend '{backend.name}' counts no tokens.")
     if "messages" not in backend.dialects:
-        chat = translation("messages", "chat").request(requested)
+        chat = Translation("messages", "chat").request(requested)
         counted = {name: chat[name] for name in ("messages", "tools") if name in chat}
         body = orjson.dumps({**counted, "model": backend.model})
     elif backend.model != requested["model"]:
@@ -86,7 +86,7 @@ async def _counted_by_backend(gateway: "Gateway", call: BackendRequest) -> Respo
             return json_response({"input_tokens": count}) if isinstance(count, int) and count > 0 else None
         if response.status >= _FIRST_ERROR:
             body = response.backend.redacted_bytes(body)
-            failure = failure_of("messages", response.status, response.headers, body)
+            failure = failure_of("messages", response.status, body)
             body = body if body.lstrip().startswith(b"{") else error_body("messages", failure)
         return Response(response.status, body, headers=response_headers(response.headers))
 

@@ -20,7 +20,7 @@ from agentlightning.llm_proxy.backends import Backend, BackendRequest, BackendRe
 from agentlightning.llm_proxy.budgets import Prices, Reservation, is_about_limit, with_token_limit, with_whole_counts
 from agentlightning.llm_proxy.call_record import CallRecord, Origin
 from agentlightning.llm_proxy.replay import RecordedResponse
-from agentlightning.llm_proxy.translation import Translation, translation
+from agentlightning.llm_proxy.translation import Translation
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
@@ -128,7 +128,7 @@ class UpstreamRequest:
 
     def _speak(self, dialect: DialectName) -> None:
         self.backend_dialect = dialect
-        self.translation = None if dialect == self.dialect else translation(self.dialect, dialect)
+        self.translation = None if dialect == self.dialect else Translation(self.dialect, dialect)
 
     def _prepare(self, backend: Backend) -> PreparedRequest:
         """The request for one backend."""

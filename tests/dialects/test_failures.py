@@ -1,4 +1,4 @@
-"""Errors: read in any shape, told in the client's, and raised by the real SDKs."""
+"""Errors: read in any shape, and told in the client's."""
 
 import json
 from typing import Any
@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.dialects import DialectName
-from agentlightning.dialects.failures import (
-    Failure,
-    error_body,
-    failure_in_stream,
-    failure_of,
-)
+from agentlightning.dialects.failures import Failure, error_body, error_event, failure_in_stream, failure_of
 
 OPENAI_ERROR = {"error": {"message": "No.", "type": "invalid_request_error", "param": "model", "code": "bad_model"}}
 VLLM_ERROR = {"object": "error", "message": "Too long.", "type": "BadRequestError", "param": None, "code": 400}
@@ -37,14 +32,14 @@ FASTAPI_ERROR = {"detail": [{"loc": ["body", "model"], "msg": "Field required", 
     ],
 )
 def test_error_is_read_in_every_shape(body: str, message: str, kind: str | None, code: str | None) -> None:
-    failure = failure_of("chat", 400, {}, body.encode())
+    failure = failure_of("chat", 400, body.encode())
 
     assert (failure.message, failure.kind, failure.code) == (message, kind, code)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"<p>", b'{"error": {"message": null}}'])
 def test_error_that_says_nothing_is_told_by_its_status(body: bytes) -> None:
-    assert "503 Service Unavailable" in failure_of("chat", 503, {}, body).message
+    assert "503 Service Unavailable" in failure_of("chat", 503, body).message
 
 
 json_values = st.recursive(
@@ -61,7 +56,7 @@ json_values = st.recursive(
 
 @given(json_values.map(json.dumps).map(str.encode) | st.binary(max_size=30), st.integers(100, 999))
 def test_reading_and_telling_never_raise(body: bytes, status: int) -> None:
-    failure = failure_of("messages", status, {"retry-after": "soon"}, body)
+    failure = failure_of("messages", status, body)
 
     assert failure.message
     assert failure_in_stream("chat", body).message
@@ -122,4 +117,8 @@ def test_error_within_a_stream_gets_the_status_it_would_have_had(
     assert failure.kind != "error"
 
 
-# ---------------------------------------------------------------------- the real SDKs
+def test_error_event_of_responses_has_the_number_that_is_next() -> None:
+    event = error_event("responses", Failure(429, "gone", None), sequence_number=4)
+
+    assert event.startswith(b"event: error\n")
+    assert json.loads(event.partition(b"data: ")[2])["sequence_number"] == 4

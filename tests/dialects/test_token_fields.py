@@ -6,7 +6,6 @@ import pytest
 
 from agentlightning.dialects import DialectName
 from agentlightning.dialects.token_fields import (
-    asks_for_ids,
     asks_for_logprobs,
     is_unasked_usage_chunk,
     with_tokens_asked,
@@ -21,20 +20,20 @@ def chat_answer() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "body", "ids", "logprobs"),
+    ("dialect", "body", "asks"),
     [
-        ("chat", {}, False, False),
-        ("chat", {"return_token_ids": True, "logprobs": True}, True, True),
-        ("chat", {"return_token_ids": False, "logprobs": None}, False, False),
-        ("completions", {"logprobs": 0}, False, True),
-        ("completions", {"logprobs": None}, False, False),
-        ("responses", {"include": ["message.output_text.logprobs"]}, False, True),
-        ("responses", {"include": None, "return_token_ids": True}, False, False),
-        ("messages", {"logprobs": True}, False, False),
+        ("chat", {}, False),
+        ("chat", {"logprobs": True}, True),
+        ("chat", {"logprobs": None}, False),
+        ("completions", {"logprobs": 0}, True),
+        ("completions", {"logprobs": None}, False),
+        ("responses", {"include": ["message.output_text.logprobs"]}, True),
+        ("responses", {"include": None}, False),
+        ("messages", {"logprobs": True}, False),
     ],
 )
-def test_what_a_request_asks_for(dialect: DialectName, body: dict[str, Any], ids: bool, logprobs: bool) -> None:
-    assert (asks_for_ids(dialect, body), asks_for_logprobs(dialect, body)) == (ids, logprobs)
+def test_whether_a_request_asks_for_log_probabilities(dialect: DialectName, body: dict[str, Any], asks: bool) -> None:
+    assert asks_for_logprobs(dialect, body) is asks
 
 
 @pytest.mark.parametrize(

@@ -269,17 +269,11 @@ async def known(clock: Clock) -> tuple[CountingStore, Attempts, Origin]:
     return store, Attempts(store, clock), Origin(rollout.rollout_id, rollout.attempt.attempt_id)
 
 
-async def test_attempt_is_looked_up_once_a_second(clock: Clock) -> None:
-    store, attempts, origin = await known(clock)
-
-    assert [(await attempts.facts(origin)).is_running for _ in range(50)] == [True] * 50
-    assert store.asked == 1
-
-
-async def test_many_calls_at_once_look_an_attempt_up_once(clock: Clock) -> None:
+async def test_attempt_is_looked_up_once_a_second_also_by_many_calls_at_once(clock: Clock) -> None:
     store, attempts, origin = await known(clock)
 
     facts = await asyncio.gather(*(attempts.facts(origin) for _ in range(50)))
+    facts += [await attempts.facts(origin) for _ in range(50)]
 
     assert (store.asked, {fact.is_running for fact in facts}) == (1, {True})
 
@@ -291,23 +285,6 @@ async def test_facts_older_than_a_second_are_not_used(clock: Clock) -> None:
     clock.advance(FRESH_SECONDS)
 
     assert not (await attempts.facts(origin)).is_running
-
-
-async def test_facts_are_renewed_while_an_attempt_goes_on_calling(clock: Clock) -> None:
-    store, attempts, origin = await known(clock)
-    await attempts.facts(origin)
-    clock.advance(0.6)
-
-    await attempts.facts(origin)  # has them renewed
-    await asyncio.sleep(0)
-    while attempts._lookups:
-        await asyncio.sleep(0)
-    clock.advance(0.6)
-    await attempts.facts(origin)
-
-    assert store.asked >= 2
-    while attempts._lookups:
-        await asyncio.sleep(0)
 
 
 async def test_facts_are_used_while_the_store_is_away_but_not_for_ever(clock: Clock) -> None:

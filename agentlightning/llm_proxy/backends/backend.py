@@ -15,7 +15,7 @@ import yarl
 from pydantic import ConfigDict, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
-from agentlightning.dialects import DialectName
+from agentlightning.dialects import DIALECTS, DialectName
 from agentlightning.errors import ProxyError
 
 Provider = Literal["openai", "hosted_vllm", "vllm", "text-completion-openai", "anthropic", "azure", "agl", "litellm"]
@@ -23,15 +23,8 @@ Provider = Literal["openai", "hosted_vllm", "vllm", "text-completion-openai", "a
 WILDCARD: Final = "*"
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
 REDACTED: Final = "[redacted]"
-_TRANSLATED: Final[tuple[DialectName, ...]] = ("chat", "messages", "responses")
+TRANSLATED: Final[tuple[DialectName, ...]] = ("chat", "messages", "responses")
 """Dialects that are translated into each other, in the order of preference."""
-_PATHS: Final[Mapping[DialectName, str]] = {
-    "chat": "/chat/completions",
-    "completions": "/completions",
-    "responses": "/responses",
-    "embeddings": "/embeddings",
-    "messages": "/messages",
-}
 _AZURE_DEPLOYMENTS: Final = "/openai/deployments/"
 _WITH_TOKENIZER: Final = frozenset({"hosted_vllm", "vllm", "agl"})
 """Providers whose servers have vLLM's `/tokenize`."""
@@ -155,11 +148,11 @@ class Backend:
     def url_of(self, dialect: DialectName) -> str:
         """The address for calls in this dialect."""
         if self.provider != "azure" or self.api_version is None:  # Azure's interface without versions is as OpenAI's
-            return self.base_url + _PATHS[dialect]
+            return self.base_url + DIALECTS[dialect].path
         resource, _, deployment = self.base_url.partition(_AZURE_DEPLOYMENTS)
         if dialect == "responses":
             return self._azure_url(f"{resource}/openai/responses")
-        return self._azure_url(f"{resource}{_AZURE_DEPLOYMENTS}{deployment or self.model}{_PATHS[dialect]}")
+        return self._azure_url(f"{resource}{_AZURE_DEPLOYMENTS}{deployment or self.model}{DIALECTS[dialect].path}")
 
     def _azure_url(self, url: str) -> str:
         return url + str(yarl.URL.build(query={"api-version": self.api_version or ""}))
@@ -186,7 +179,7 @@ class Backend:
         """The dialect to speak to this backend for a caller that speaks the given one."""
         if dialect in self.dialects:
             return dialect
-        spoken = [one for one in _TRANSLATED if one in self.dialects] if dialect in _TRANSLATED else []
+        spoken = [one for one in TRANSLATED if one in self.dialects] if dialect in TRANSLATED else []
         if spoken:
             return spoken[0]
         raise DialectNotServed(

@@ -23,19 +23,11 @@ __all__ = [
     "InvalidResponse",
     "StreamTranslation",
     "Translation",
-    "UntranslatableDialect",
     "UntranslatableRequest",
-    "translation",
 ]
 
 _SHAPE_ERRORS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What reading JSON of another shape than the dialect's trips over."""
-
-
-class UntranslatableDialect(ProxyError):
-    """No client of this dialect can be served by a backend of that one."""
-
-    http_status = 400
 
 
 class InvalidResponse(ProxyError):
@@ -75,20 +67,6 @@ _DIALECTS: Final[Mapping[str, _Dialect]] = {
         messages.MessagesWriter,
     ),
 }
-
-
-def translation(client: DialectName, backend: DialectName) -> "Translation":
-    """How a client of one dialect is served by a backend of another.
-
-    Raises:
-        UntranslatableDialect: The backend cannot serve it.
-    """
-    if client in _DIALECTS and backend in _DIALECTS:
-        return Translation(client, backend)
-    served = ", ".join(_DIALECTS if backend in _DIALECTS else (backend,))
-    raise UntranslatableDialect(
-        f"A {client} call cannot be served by a backend that speaks {backend}, which can serve: {served}."
-    )
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,20 @@ from typing import Any, Final
 from agentlightning.dialects import DialectName, JsonObject
 from agentlightning.errors import ProxyError
 
-CHAT_HINTS: Final = frozenset(
+OPENAI_HINTS: Final = frozenset(
     {
         "metadata",
-        "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
         "safety_identifier",
-        "seed",
         "service_tier",
         "store",
         "stream_options",
         "user",
     }
 )
+CHAT_HINTS: Final = OPENAI_HINTS | {"prediction", "return_token_ids", "return_tokens_as_token_ids", "seed"}
 """Without these an output is as good, or the proxy sees to them."""
 NEUTRAL_CHAT: Final[Mapping[str, Any]] = {
     "n": 1,

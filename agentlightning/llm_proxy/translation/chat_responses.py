@@ -11,6 +11,7 @@ from agentlightning.dialects.responses import reasoning_text
 from agentlightning.llm_proxy.translation.base import (
     CHAT_HINTS,
     NEUTRAL_CHAT,
+    OPENAI_HINTS,
     RequestFields,
     chosen,
     image_part,
@@ -19,22 +20,7 @@ from agentlightning.llm_proxy.translation.base import (
     untranslatable,
 )
 
-_HINTS: Final = frozenset(
-    {
-        "context_management",
-        "max_tool_calls",
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "stream_options",
-        "truncation",
-        "user",
-    }
-)
+_HINTS: Final = OPENAI_HINTS | {"context_management", "max_tool_calls", "truncation"}
 """Without these an output is as good; `max_tool_calls` limits tools that run at OpenAI alone."""
 _NEUTRAL: Final[Mapping[str, Any]] = {"background": False, "top_logprobs": 0}
 _STORED: Final = ("previous_response_id", "conversation")

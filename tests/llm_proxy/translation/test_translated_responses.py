@@ -18,7 +18,7 @@ from agentlightning.dialects.sse import DONE, InvalidStream, ServerSentEvent, Ss
 from agentlightning.llm_proxy.translation import (
     InvalidResponse,
     StreamTranslation,
-    translation,
+    Translation,
 )
 from tests.dialects.sdks import anthropic_client, openai_client, sent
 from tests.stub_model.chat import CHAT
@@ -79,7 +79,7 @@ def request_of(client: DialectName) -> dict[str, Any]:
 
 
 def told(client: DialectName, backend: DialectName, answer: Answer) -> list[ServerSentEvent]:
-    stream = translation(client, backend).stream(request_of(client))
+    stream = Translation(client, backend).stream(request_of(client))
     return [*(out for event in events(backend, answer) for out in stream.add(event)), *stream.finish()]
 
 
@@ -149,7 +149,7 @@ def essence(client: DialectName, answer: dict[str, Any]) -> dict[str, Any]:
 def test_whole_answer_is_valid_and_says_the_same(client: DialectName, backend: DialectName, name: str) -> None:
     answer = ANSWERS[name]
 
-    body = translation(client, backend).response(whole(backend, answer), REQUESTS[client])
+    body = Translation(client, backend).response(whole(backend, answer), REQUESTS[client])
 
     TypeAdapter(TYPES[client]).validate_python(body)
     assert content_of(client, body) == content_of(client, whole(client, answer))
@@ -199,7 +199,7 @@ answers = st.builds(
 def test_sdk_puts_a_stream_together_to_the_whole_answer(
     client: DialectName, backend: DialectName, answer: Answer
 ) -> None:
-    pair = translation(client, backend)
+    pair = Translation(client, backend)
 
     final = accumulated(client, sent(told(client, backend, answer)))
 
@@ -254,7 +254,7 @@ def test_responses_repeat_the_request() -> None:
     tools = [{"type": "function", "name": "f", "parameters": {}, "strict": False}]
     request = {**REQUESTS["responses"], "instructions": "Be kind.", "tools": tools, "metadata": {"a": "b"}}
 
-    body = translation("responses", "chat").response(whole("chat", RICH), request)
+    body = Translation("responses", "chat").response(whole("chat", RICH), request)
 
     assert (body["instructions"], body["tools"], body["metadata"]) == ("Be kind.", tools, {"a": "b"})
     assert (body["id"], body["created_at"], body["tool_choice"]) == ("chatcmpl-1", 1700000000, "auto")
@@ -262,7 +262,7 @@ def test_responses_repeat_the_request() -> None:
 
 @pytest.mark.parametrize(("client", "backend"), CYCLE)
 def test_nothing_is_held_back(client: DialectName, backend: DialectName) -> None:
-    stream = translation(client, backend).stream(request_of(client))
+    stream = Translation(client, backend).stream(request_of(client))
     marks = [f"word{number}" for number in range(5)]
 
     seen = []
@@ -275,7 +275,7 @@ def test_nothing_is_held_back(client: DialectName, backend: DialectName) -> None
 
 
 def test_chat_usage_is_told_on_request_alone() -> None:
-    stream = translation("chat", "messages").stream({**REQUESTS["chat"], "stream": True})
+    stream = Translation("chat", "messages").stream({**REQUESTS["chat"], "stream": True})
 
     out = [event for given in events("messages", RICH) for event in stream.add(given)]
 
@@ -285,7 +285,7 @@ def test_chat_usage_is_told_on_request_alone() -> None:
 
 
 def erring(client: DialectName, backend: DialectName, error: dict[str, Any]) -> StreamTranslation:
-    stream = translation(client, backend).stream(request_of(client))
+    stream = Translation(client, backend).stream(request_of(client))
     stream.add(events(backend, RICH)[0])
     stream.add(error)
     return stream
@@ -312,7 +312,7 @@ def test_failed_response_is_an_error_whole_and_streamed() -> None:
     failed = {**whole("responses", RICH), "status": "failed", "error": {"code": "server_error", "message": "gone"}}
 
     with pytest.raises(BackendStreamError, match="gone"):
-        translation("chat", "responses").response(failed)
+        Translation("chat", "responses").response(failed)
     with pytest.raises(BackendStreamError, match="gone"):
         erring("messages", "responses", {"type": "response.failed", "response": failed})
 
@@ -330,13 +330,13 @@ def test_event_of_another_shape_is_an_invalid_stream(
     client: DialectName, backend: DialectName, event: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidStream):
-        translation(client, backend).stream(request_of(client)).add(event)
+        Translation(client, backend).stream(request_of(client)).add(event)
 
 
 @pytest.mark.parametrize("body", [{}, {"choices": []}, {"id": "1", "model": "m", "choices": [{"message": 3}]}])
 def test_answer_of_another_shape_is_invalid(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidResponse):
-        translation("messages", "chat").response(body)
+        Translation("messages", "chat").response(body)
 
 
 # ---------------------------------------------------------------------- single fields
@@ -356,7 +356,7 @@ def test_finish_reason_becomes_a_stop_reason(choice: dict[str, Any], reason: str
     body = whole("chat", Answer("a"))
     body["choices"][0] |= choice
 
-    message = translation("messages", "chat").response(body)
+    message = Translation("messages", "chat").response(body)
 
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, text)
 
@@ -365,7 +365,7 @@ def test_call_asked_for_by_name_ends_as_tool_use() -> None:
     body = whole("chat", Answer(tool_calls=CALLS))
     body["choices"][0]["finish_reason"] = "stop"
 
-    assert translation("messages", "chat").response(body)["stop_reason"] == "tool_use"
+    assert Translation("messages", "chat").response(body)["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize(
@@ -375,16 +375,16 @@ def test_call_asked_for_by_name_ends_as_tool_use() -> None:
 def test_stop_reason_becomes_a_finish_reason(reason: str, finish: str) -> None:
     body = {**whole("messages", Answer("a")), "stop_reason": reason}
 
-    assert translation("chat", "messages").response(body)["choices"][0]["finish_reason"] == finish
+    assert Translation("chat", "messages").response(body)["choices"][0]["finish_reason"] == finish
 
 
 def test_refusal_is_told_in_each_dialect() -> None:
     body = whole("chat", Answer())
     body["choices"][0]["message"]["refusal"] = "I cannot."
 
-    message = translation("messages", "chat").response(body)
-    response = translation("responses", "chat").response(body)
-    back = translation("chat", "responses").response(response)
+    message = Translation("messages", "chat").response(body)
+    response = Translation("responses", "chat").response(body)
+    back = Translation("chat", "responses").response(response)
 
     assert (message["content"], message["stop_reason"]) == ([{"type": "text", "text": "I cannot."}], "refusal")
     assert response["output"][0]["content"] == [{"type": "refusal", "refusal": "I cannot."}]
@@ -393,7 +393,7 @@ def test_refusal_is_told_in_each_dialect() -> None:
 
 def test_refusal_is_streamed_as_a_part_of_its_own() -> None:
     chunk = {"id": "1", "model": "m", "choices": [{"index": 0, "delta": {"refusal": "No."}, "finish_reason": "stop"}]}
-    stream = translation("responses", "chat").stream(request_of("responses"))
+    stream = Translation("responses", "chat").stream(request_of("responses"))
 
     final = accumulated("responses", sent([*stream.add(chunk), *stream.finish()]))
 
@@ -404,8 +404,8 @@ def test_arguments_that_are_no_json_are_not_lost() -> None:
     body = whole("chat", Answer(tool_calls=CALLS[:1]))
     body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = '{"city": '
 
-    message = translation("messages", "chat").response(body)
-    again = translation("messages", "chat").request(
+    message = Translation("messages", "chat").response(body)
+    again = Translation("messages", "chat").request(
         {**REQUESTS["messages"], "messages": [{"role": "assistant", "content": message["content"]}]}
     )
 
@@ -416,7 +416,7 @@ def test_arguments_that_are_no_json_are_not_lost() -> None:
 def test_calls_without_number_or_id_are_told_apart() -> None:
     calls = [{"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "g", "arguments": '{"a"'}}]
     chunks = [{"tool_calls": calls}, {"tool_calls": [{"function": {"arguments": ":1}"}}]}]
-    stream = translation("messages", "chat").stream(request_of("messages"))
+    stream = Translation("messages", "chat").stream(request_of("messages"))
 
     out = []
     for delta in chunks:
@@ -434,7 +434,7 @@ def test_streamed_reasoning_is_its_first_form_with_gaps_between_its_parts() -> N
     summary = {"type": "response.reasoning_summary_text.delta", "output_index": 0}
     text = {"type": "response.reasoning_text.delta", "output_index": 0, "content_index": 0, "delta": "again"}
     pieces = [{**summary, "summary_index": 0, "delta": "one"}, {**summary, "summary_index": 1, "delta": "two"}, text]
-    stream = translation("chat", "responses").stream(REQUESTS["chat"])
+    stream = Translation("chat", "responses").stream(REQUESTS["chat"])
 
     deltas = [json.loads(event.data)["choices"][0]["delta"] for piece in pieces for event in stream.add(piece)]
 

@@ -1,7 +1,7 @@
-"""A legacy server that runs in a thread, clients in both manners, and a server that says what it is told."""
+"""A legacy server that runs in a thread, clients, and a server that gives prepared answers."""
 
-import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,8 +13,6 @@ from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.server import AgentLightningServer
 from agentlightning.types import PromptTemplate
 from agentlightning.utils.loop_thread import LoopThread
-
-Ask = Callable[..., Any]
 
 
 class ServerInThread:
@@ -83,19 +81,12 @@ def connect() -> Iterator[Callable[..., AgentLightningClient]]:
         client.close()
 
 
-def ask_sync(client: AgentLightningClient, method: str, *args: Any) -> Any:
-    return getattr(client, method)(*args)
-
-
-def ask_async(client: AgentLightningClient, method: str, *args: Any) -> Any:
-    return asyncio.run(getattr(client, f"{method}_async")(*args))
-
-
-@pytest.fixture(params=[ask_sync, ask_async], ids=["sync", "async"])
-def ask(request: pytest.FixtureRequest) -> Ask:
-    """Calls an operation of a client, plainly or by its asynchronous twin."""
-    twin: Ask = request.param
-    return twin
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, and nobody else can: the port is bound."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -55,29 +55,6 @@ async def test_a_task_without_resources_takes_the_latest_when_it_is_run(data_sto
     assert (await claimed(data_store)).resources_id is None
 
 
-async def test_claimed_tasks_are_being_processed_until_they_are_reported(data_store: ServerDataStore) -> None:
-    await data_store.add_task("hello")
-    task = await claimed(data_store)
-
-    processing = data_store.get_processing_tasks()
-    await data_store.store_rollout(RolloutLegacy(rollout_id=task.rollout_id))
-
-    assert processing == {task.rollout_id: task}
-    assert data_store.get_processing_tasks() == {}
-    assert list(data_store._completed_rollouts) == [task.rollout_id]
-
-
-async def test_a_requeued_task_is_at_the_tail_and_keeps_its_claims(data_store: ServerDataStore) -> None:
-    first, second = [await data_store.add_task(number) for number in range(2)]
-    task = await claimed(data_store)
-
-    await data_store.requeue_task(task)
-    again = [await claimed(data_store), await claimed(data_store)]
-
-    assert task.rollout_id == first
-    assert [(task.rollout_id, task.num_claims) for task in again] == [(second, 1), (first, 2)]
-
-
 async def test_a_task_of_an_earlier_server_can_be_requeued(data_store: ServerDataStore) -> None:
     await data_store.requeue_task(Task(rollout_id="rollout-old", input="hello", mode="val"))
 
@@ -144,19 +121,6 @@ async def test_a_result_for_a_task_back_in_the_queue_takes_it_out(data_store: Se
     assert await data_store.get_next_task() is None
 
 
-async def test_a_result_is_retrieved_once(data_store: ServerDataStore) -> None:
-    rollout = RolloutLegacy(rollout_id=await data_store.add_task("hello"), final_reward=1.0)
-    await claimed(data_store)
-    assert await data_store.retrieve_rollout(rollout.rollout_id) is None
-    await data_store.store_rollout(rollout)
-
-    answers = await asyncio.gather(*(data_store.retrieve_rollout(rollout.rollout_id) for _ in range(5)))
-
-    assert [answer for answer in answers if answer is not None] == [rollout]
-    assert await data_store.retrieve_rollout(rollout.rollout_id) is None
-    assert await data_store.retrieve_rollout("rollout-none") is None
-
-
 async def test_a_result_asked_for_twice_at_once_is_given_once(
     data_store: ServerDataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,13 +149,6 @@ async def test_reporting_again_replaces_the_result_also_of_one_that_was_retrieve
         rewards.append(None if result is None else result.final_reward)
 
     assert rewards == [1.0, 2.0]
-
-
-async def test_a_result_reported_after_its_retrieval_can_be_retrieved_again(data_store: ServerDataStore) -> None:
-    rollout = RolloutLegacy(rollout_id=await data_store.add_task("hello"))
-    for _ in range(2):
-        await data_store.store_rollout(rollout)
-        assert await data_store.retrieve_rollout(rollout.rollout_id) == rollout
 
 
 async def test_the_same_report_twice_leaves_its_spans_once(data_store: ServerDataStore) -> None:

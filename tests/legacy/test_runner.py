@@ -17,7 +17,7 @@ from agentlightning.legacy.runner import LegacyAgentRunner
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer, OtelTracer, Tracer
 from agentlightning.types import RolloutLegacy, Task, Triplet
-from tests.legacy.agents import EVERY_RELEASE, FirstRelease
+from tests.legacy.agents import EVERY_RELEASE
 from tests.legacy.conftest import ServerInThread
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
@@ -77,13 +77,12 @@ def posted(agent: LitAgent[Any], tracer: Tracer, **options: Any) -> RolloutLegac
 
 
 @pytest.mark.parametrize("manner", ["iter", "iter_async"])
-@pytest.mark.parametrize("mode", ["train", "val"])
 @pytest.mark.parametrize("release", EVERY_RELEASE, ids=lambda release: release.__name__)
 def test_tasks_of_a_server_are_done_by_agents_of_every_release(
-    release: Any, mode: Any, manner: str, served: ServerInThread, connect: Connect, resources: Any
+    release: Any, manner: str, served: ServerInThread, connect: Connect, resources: Any
 ) -> None:
     served.run(served.server.update_resources(resources))
-    ids = [served.run(served.server.queue_task({"name": name}, mode)) for name in ("Ada", "Alan")]
+    ids = [served.run(served.server.queue_task({"name": "Ada"}, mode)) for mode in ("train", "val")]
     agent = release()
     runner = running(agent, connect(served.endpoint), max_tasks=2)
 
@@ -93,16 +92,6 @@ def test_tasks_of_a_server_are_done_by_agents_of_every_release(
     assert count == 2
     assert [rollout.final_reward for rollout in done] == [1.0, 1.0]
     assert agent.rollout_ids == ids
-
-
-def test_resources_are_those_the_task_names(served: ServerInThread, connect: Connect, resources: Any) -> None:
-    named = served.run(served.server.update_resources(resources))
-    served.run(served.server.update_resources({}))
-    rollout_id = served.run(served.server.queue_task({"name": "Ada"}, "train", named))
-
-    assert running(FirstRelease(), connect(served.endpoint)).run()
-
-    assert served.run(served.server.get_completed_rollout(rollout_id)).final_reward == 1.0
 
 
 @pytest.mark.parametrize("resources_id", [None, "res-unknown"])
@@ -150,9 +139,7 @@ def test_a_result_that_does_not_arrive_is_logged(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("manner", ["run", "run_async"])
-@pytest.mark.parametrize(
-    "error", [ValueError("no idea"), SystemExit(1), BaseException("worse"), RecursionError()], ids=repr
-)
+@pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(1), BaseException("worse")], ids=repr)
 def test_what_the_agent_raises_is_posted(error: BaseException, manner: str, caplog: pytest.LogCaptureFixture) -> None:
     loader = DevTaskLoader(["hello"], {})
     runner = running(Returning(error), loader)
@@ -318,14 +305,3 @@ async def test_runners_share_a_loop_and_keep_their_traces_apart(tracer: Tracer) 
     )
 
     assert [len(loader.rollouts[0].triplets or []) for loader in loaders] == list(range(1, 9))
-
-
-def test_the_worker_number_and_the_other_phases() -> None:
-    runner = running(Returning(None), DevTaskLoader(["hello"], {}), worker_id=3)
-    runner.init()
-    assert runner.worker_id == 3
-    runner.init_worker(4)
-    runner.teardown_worker(4)
-    runner.teardown()
-
-    assert runner.worker_id == 4

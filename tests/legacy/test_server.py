@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import json
 import socket
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -48,16 +47,14 @@ async def locked() -> AsyncIterator[AgentLightningServer]:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/task"), ("POST", "/task"), ("GET", "/health"), ("GET", "/openapi.json")]
-)
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}],
-    ids=["no token", "another token", "no scheme"],
+    ("method", "path", "authorization"),
+    [("GET", "/task", ""), ("POST", "/task", "Bearer wrong"), ("GET", "/health", TOKEN), ("GET", "/openapi.json", "")],
+    ids=["no token", "another token", "no scheme", "no route"],
 )
 async def test_a_server_with_a_token_serves_nobody_else(
-    locked: AgentLightningServer, method: str, path: str, headers: dict[str, str]
+    locked: AgentLightningServer, method: str, path: str, authorization: str
 ) -> None:
+    headers = {"Authorization": authorization}
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, locked.endpoint + path, headers=headers) as response,
@@ -141,20 +138,12 @@ async def test_a_body_above_the_limit_is_refused(is_compressed: bool, monkeypatc
     assert status == 413
 
 
-def test_attributes_and_their_defaults() -> None:
-    server = AgentLightningServer()
-
-    assert (server.host, server.port, server.endpoint) == ("127.0.0.1", 8000, "http://127.0.0.1:8000")
-    assert (server.task_timeout_seconds, server._task_timeout_seconds) == (300.0, 300.0)
-    assert (server._store, server.loop, server._uvicorn_server, server._uvicorn_config) == (None, None, None, None)
-    assert isinstance(server.startup_event, threading.Event)
-    assert not server.startup_event.is_set()
-
-
 async def test_a_stopped_server_is_gone_and_can_start_again() -> None:
     server = AgentLightningServer(port=0)
     await server.start()
     rollout_id = await server.queue_task("hello")
+    with pytest.raises(RuntimeError, match="is running already; stop it"):
+        await server.start()
 
     await server.stop()
     await server.stop()
@@ -178,11 +167,6 @@ def test_a_server_can_start_again_in_another_loop() -> None:
         return status
 
     assert [asyncio.run(wait_in_vain()) for _ in range(2)] == [204, 204]
-
-
-async def test_starting_twice_is_refused(server: AgentLightningServer) -> None:
-    with pytest.raises(RuntimeError, match="is running already; stop it"):
-        await server.start()
 
 
 async def test_a_busy_port_is_refused_by_name() -> None:
@@ -238,8 +222,8 @@ class Opaque:
 
 @pytest.mark.parametrize(
     "sample",
-    [Opaque(), {"deep": [Opaque()]}, {Opaque(): 1}, b"\xff", "\ud800", {"\ud800": 1}],
-    ids=["object", "nested object", "object as a key", "bytes", "half a character", "half a character as a key"],
+    [{"deep": [Opaque()]}, {Opaque(): 1}, b"\xff", {"\ud800": 1}],
+    ids=["nested object", "object as a key", "bytes", "half a character as a key"],
 )
 async def test_an_input_that_cannot_travel_is_refused_when_it_is_queued(
     server: AgentLightningServer, sample: Any

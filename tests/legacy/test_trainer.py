@@ -23,7 +23,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Hook, NamedResources
 from tests.e2e.server_process import left_behind
-from tests.legacy.agents import EVERY_RELEASE, FirstRelease, Newer
+from tests.legacy.agents import FirstRelease, Newer, NewerAsync
 from tests.legacy.conftest import ServerInThread
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -60,13 +60,10 @@ class TellingItsProcess(LitAgent[Any]):
         return float(os.getpid())
 
 
-# ---------------------------------------------------------------------- doors
-
-
 # ---------------------------------------------------------------------- the tasks of a server
 
 
-@pytest.mark.parametrize("release", EVERY_RELEASE, ids=lambda release: release.__name__)
+@pytest.mark.parametrize("release", [FirstRelease, NewerAsync])
 def test_fitting_a_url_does_the_tasks_of_its_server(release: Any, served: ServerInThread, resources: Any) -> None:
     rollout_ids = queued(served, resources)
 
@@ -170,9 +167,8 @@ class ServingPlainly(Serving):
         asyncio.run(self.serve(train=train_dataset, val=val_dataset))
 
 
-@pytest.mark.parametrize("kind", [ServingAsync, ServingPlainly])
-@pytest.mark.parametrize("n_runners", [1, 3])
-def test_an_algorithm_that_serves_gets_its_results(n_runners: int, kind: type[Serving], resources: Any) -> None:
+@pytest.mark.parametrize(("kind", "n_runners"), [(ServingAsync, 1), (ServingPlainly, 2)])
+def test_an_algorithm_that_serves_gets_its_results(kind: type[Serving], n_runners: int, resources: Any) -> None:
     algorithm = kind(resources)
 
     training(algorithm=algorithm, n_runners=n_runners).fit_v0(TellingItsProcess(), TASKS, val_data=TASKS[:2])
@@ -211,7 +207,7 @@ def test_the_algorithm_is_given_its_parts_but_no_store(resources: Any) -> None:
         algorithm.get_store()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://host", "", "sqlite:///x"])
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", ""])
 def test_only_addresses_of_the_web_are_servers(address: str) -> None:
     with pytest.raises(ValueError, match="must begin with http:// or https://"):
         training().fit(Newer(), address)
@@ -234,11 +230,10 @@ def test_something_else_than_an_agent_is_refused() -> None:
 # ---------------------------------------------------------------------- dev=True
 
 
-@pytest.mark.parametrize("argument", ["dev_data", "dev_backend"])
-def test_a_trial_takes_its_tasks_from_elsewhere(argument: str, resources: Any) -> None:
+def test_a_trial_takes_its_tasks_from_elsewhere(resources: Any) -> None:
     loader = DevTaskLoader(TASKS, resources)
 
-    training(dev=True, max_rollouts=3).fit_v0(Newer(), "http://127.0.0.1:1", **{argument: loader})
+    training(dev=True, max_rollouts=3).fit_v0(Newer(), "http://127.0.0.1:1", dev_data=loader)
 
     assert [rollout.final_reward for rollout in loader.rollouts] == [1.0] * 3
 
@@ -304,11 +299,3 @@ def test_the_client_is_there_between_init_and_teardown() -> None:
     assert (client.endpoint, client._closed.is_set()) == ("http://127.0.0.1:1", True)
     with pytest.raises(RuntimeError, match="call init"):
         trainer.client()
-
-
-def test_the_trainer_of_the_first_release_fits(served: ServerInThread, resources: Any) -> None:
-    rollout_ids = queued(served, resources)
-
-    TrainerLegacy(tracer=DummyTracer(), n_workers=1, max_tasks=4).fit_v0(FirstRelease(), served.endpoint)
-
-    assert rewards_of(served, rollout_ids) == [1.0] * 4

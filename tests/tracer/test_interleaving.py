@@ -15,8 +15,8 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer, get_active_tracer
 from agentlightning.types import AttemptedRollout
 
-ROLLOUTS = 64
-STEPS = 5
+ROLLOUTS = 16
+STEPS = 3
 
 
 def say(rollout: AttemptedRollout, where: str) -> None:

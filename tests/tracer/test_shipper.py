@@ -157,7 +157,7 @@ async def test_spans_wait_for_a_store_that_is_down(lines: list[Line], error: Exc
     line = await open_line(lines, TroubledStore(outage))
 
     line.put("one", "two")
-    asyncio.get_running_loop().call_later(0.5, outage.end)
+    asyncio.get_running_loop().call_later(0.1, outage.end)
 
     assert await line.flush()
     assert await line.stored() == ["one", "two"]
@@ -347,7 +347,7 @@ async def test_a_full_queue_takes_spans_again_when_the_store_is_back(lines: list
 
 
 async def test_closing_never_hangs_however_busy_the_loop_is(store: InMemoryLightningStore) -> None:
-    for _ in range(50):
+    for _ in range(20):
         shipper = TraceShipper(store, SOON)
         line = Line(shipper, await store.start_rollout("task"))
         line.put("one")

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -30,6 +29,7 @@ from agentlightning.emitter import (
 )
 from agentlightning.tracer.binding import Recorder
 from agentlightning.types import Span
+from tests import warm_python
 
 
 def only(trace: Recorder) -> dict[str, Any]:
@@ -250,6 +250,6 @@ def test_without_a_listener_emitting_says_what_to_do() -> None:
         "except RuntimeError as error:\n    print(type(error).__name__, error)"
     )
 
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    done = warm_python.run([sys.executable, "-W", "error", "-c", code], check=True)
 
     assert done.stdout.startswith("NoActiveTracer No tracer is listening: run this inside a rollout")

@@ -139,13 +139,6 @@ def test_a_replaced_function_looks_like_the_original() -> None:
         assert inspect.signature(Base.greet) == signature
 
 
-def test_a_function_of_a_module_is_replaced(library: Any) -> None:
-    library.greet = found = lambda: "hello"
-    with Shouting((library, "greet", shout)):
-        assert library.greet() == "HELLO"
-    assert library.greet is found
-
-
 @pytest.mark.parametrize("attribute", ["alone", "of", "size"])
 def test_what_is_no_plain_function_is_left_alone(attribute: str, caplog: pytest.LogCaptureFixture) -> None:
     found = vars(Derived)[attribute]

@@ -213,21 +213,6 @@ def test_calls_without_a_dialect_are_not_redirected(stub_model: StubModel, elsew
     assert (len(stub_model.gets), len(elsewhere.gets)) == (1, 0)
 
 
-def test_contexts_nest_and_end(stub_model: StubModel, elsewhere: StubModel) -> None:
-    def run(client: openai.OpenAI) -> None:
-        with redirected(to(elsewhere)):
-            client.chat.completions.create(**CHAT)
-            with redirected(None):
-                client.chat.completions.create(**CHAT)
-            client.chat.completions.create(**CHAT)
-        client.chat.completions.create(**CHAT)
-
-    with openai.OpenAI(base_url=stub_model.openai_url, api_key="mine") as client:
-        observed(run, client)
-
-    assert (len(stub_model.requests), len(elsewhere.requests), current_router()) == (2, 2, None)
-
-
 def test_after_undoing_calls_go_where_their_client_sends_them(stub_model: StubModel, elsewhere: StubModel) -> None:
     with OtelTracer().lifespan():
         pass
@@ -474,11 +459,12 @@ def test_a_block_of_code_can_be_left_alone(stub_model: StubModel, elsewhere: Stu
             with not_redirected():
                 client.chat.completions.create(**CHAT)
             client.chat.completions.create(**CHAT)
+        client.chat.completions.create(**CHAT)
 
     with openai.OpenAI(base_url=stub_model.openai_url, api_key="mine") as client:
         observed(run, client)
 
-    assert (len(stub_model.requests), len(elsewhere.requests)) == (1, 1)
+    assert (len(stub_model.requests), len(elsewhere.requests), current_router()) == (2, 1, None)
 
 
 # ---------------------------------------------------------------------- many at once
@@ -500,7 +486,7 @@ def check(models: list[StubModel], count: int, calls: int) -> None:
 
 @pytest.fixture
 def two_models() -> Iterator[list[StubModel]]:
-    names = tuple(f"model-{number}" for number in range(64))
+    names = tuple(f"model-{number}" for number in range(16))
     with ExitStack() as stack:
         slow = Script(lambda request: Answer(request.text, latency_seconds=0.005))
         yield [stack.enter_context(running(slow, models=names)) for _ in range(2)]
@@ -516,7 +502,7 @@ def said(number: int) -> dict[str, Any]:
     return {"model": "stub-model", "messages": [{"role": "user", "content": f"I am {number}"}]}
 
 
-async def test_64_tasks_with_one_client_reach_their_own_servers(two_models: list[StubModel]) -> None:
+async def test_16_tasks_with_one_client_reach_their_own_servers(two_models: list[StubModel]) -> None:
     async def work(client: openai.AsyncOpenAI, tracer: OtelTracer, number: int) -> list[Any]:
         with redirected(router_of(two_models, number)):
             async with tracer.trace_context() as recorder:
@@ -526,7 +512,7 @@ async def test_64_tasks_with_one_client_reach_their_own_servers(two_models: list
 
     with OtelTracer().lifespan() as tracer:
         async with openai.AsyncOpenAI(base_url=NOWHERE, api_key="mine") as client:
-            models = await asyncio.gather(*(work(client, tracer, number) for number in range(64)))
+            models = await asyncio.gather(*(work(client, tracer, number) for number in range(16)))
 
-    check(two_models, 64, 3)
-    assert models == [[f"model-{number}"] * 3 for number in range(64)]
+    check(two_models, 16, 3)
+    assert models == [[f"model-{number}"] * 3 for number in range(16)]

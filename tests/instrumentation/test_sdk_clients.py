@@ -19,7 +19,6 @@ from tests.instrumentation.sdk_calls import (
     IDS,
     MESSAGE_WAYS,
     PARAMETERS,
-    TOOLS,
     USER,
     WEATHER,
     Asking,
@@ -28,9 +27,8 @@ from tests.instrumentation.sdk_calls import (
     Verdict,
     call_of,
     read,
-    read_async,
 )
-from tests.instrumentation.traces import observed, observed_async
+from tests.instrumentation.traces import observed
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel, running
 
@@ -65,16 +63,15 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("turn", "kind"), ERRORS.values(), ids=ERRORS)
-@pytest.mark.parametrize("stream", [False, True])
 @each_kind
 @each_sdk
 def test_an_error_is_raised_unchanged_and_told(
-    stub_model: StubModel, sdk: Sdk, is_async: bool, stream: bool, turn: Any, kind: str
+    stub_model: StubModel, sdk: Sdk, is_async: bool, turn: Any, kind: str
 ) -> None:
     stub_model.script = Script([turn])
     options = {"timeout": 0.3} if isinstance(turn, Answer) else {}
 
-    trace = sdk.asking(stub_model, is_async=is_async)(sdk.method, **sdk.arguments, stream=stream, client=options)
+    trace = sdk.asking(stub_model, is_async=is_async)(sdk.method, **sdk.arguments, client=options)
 
     assert type(trace.error) is getattr(sdk.package, kind)
     (call,) = trace.spans
@@ -84,13 +81,12 @@ def test_an_error_is_raised_unchanged_and_told(
     assert "gen_ai.completion.0.role" not in call.attributes
 
 
-@each_kind
 @each_sdk
-def test_a_call_that_is_tried_again_is_one_span(stub_model: StubModel, sdk: Sdk, is_async: bool) -> None:
+def test_a_call_that_is_tried_again_is_one_span(stub_model: StubModel, sdk: Sdk) -> None:
     again = {"retry_after_seconds": 0.01}
     stub_model.script = Script([Failure(429, **again), Failure(500, **again), "at last"])
 
-    trace = sdk.asking(stub_model, is_async=is_async)(sdk.method, **sdk.arguments, client={"max_retries": 2})
+    trace = sdk.asking(stub_model, is_async=False)(sdk.method, **sdk.arguments, client={"max_retries": 2})
 
     assert call_of(trace, sdk.span)["gen_ai.completion.0.content"] == "at last"
     assert len(stub_model.requests) == 3
@@ -117,13 +113,6 @@ def test_an_error_of_a_raw_response_is_told(ask: Asking, method: str) -> None:
     ask.model.script = Script([Failure(400, "no")])
     trace = ask(f"chat.completions.{method}", **CHAT)
     assert isinstance(trace.error, openai.BadRequestError)
-    assert [span.status.status_code for span in trace.spans] == ["ERROR"]
-
-
-def test_a_model_that_hangs_up_is_told(ask: Asking) -> None:
-    ask.model.script = Script([Answer(cut_after_events=0)])
-    trace = ask("chat.completions.create", **CHAT)
-    assert isinstance(trace.error, openai.APIConnectionError)
     assert [span.status.status_code for span in trace.spans] == ["ERROR"]
 
 
@@ -205,19 +194,6 @@ def test_a_client_of_azure_with_a_transport_of_its_own_is_seen(stream: bool) -> 
     assert seen == ["https://me.openai.azure.com/openai/deployments/gpt/chat/completions?api-version=2025-01-01"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_asynchronous_client_with_a_transport_of_its_own_is_seen(stream: bool) -> None:
-    http = HTTP.AsyncClient(transport=answering([]))
-    async with openai.AsyncOpenAI(base_url="http://model", api_key="any", http_client=http) as client:
-
-        async def run() -> Any:
-            return await read_async(await client.chat.completions.create(model="gpt", messages=USER, stream=stream))
-
-        trace = await observed_async(run)
-
-    assert call_of(trace)["gen_ai.completion.0.content"] == "Yes."
-
-
 def test_a_response_that_is_asked_for_as_such_is_read(stub_model: StubModel) -> None:
     with AskingOpenAI(stub_model, is_async=False).client() as client:
         trace = observed(lambda: client.post("/chat/completions", body={**CHAT}, cast_to=HTTP.Response).json())
@@ -242,25 +218,15 @@ def test_calls_that_opentelemetry_is_told_to_leave_out_are_left_out(stub_model: 
 
 OPENAI_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (method, {**CHAT, **options}) for name, (method, options) in CHAT_WAYS.items()},
-    "tools": ("chat.completions.create", {**CHAT, "tools": TOOLS}),
-    "choices": ("chat.completions.create", {**CHAT, "n": 3, "logprobs": True, "extra_body": IDS}),
     "choices stream": ("chat.completions.create", {**CHAT, "n": 3, "stream": True, "extra_body": IDS}),
     "parsed": ("chat.completions.parse", {**CHAT, "response_format": Verdict}),
-    "response": ("responses.create", {"model": "stub-model", "input": "hi"}),
-    "response stream": ("responses.create", {"model": "stub-model", "input": "hi", "stream": True}),
     "response helper": ("responses.stream", {"model": "stub-model", "input": "hi"}),
-    "response parsed": ("responses.parse", {"model": "stub-model", "input": "hi", "text_format": Verdict}),
     "response raw": ("responses.with_raw_response.create", {"model": "stub-model", "input": "hi"}),
-    "completion": ("completions.create", {"model": "stub-model", "prompt": "hi"}),
     "completion stream": ("completions.create", {"model": "stub-model", "prompt": "hi", "stream": True}),
     "embeddings": ("embeddings.create", {"model": "stub-model", "input": "hi"}),
-    "embeddings raw": ("embeddings.with_raw_response.create", {"model": "stub-model", "input": "hi"}),
-    "models": ("models.retrieve", {"model": "stub-model"}),
 }
 ANTHROPIC_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (method, {**MESSAGE, **options}) for name, (method, options) in MESSAGE_WAYS.items()},
-    "tools": ("messages.create", {**MESSAGE, "tools": ANTHROPIC_TOOLS}),
-    "tools stream": ("messages.create", {**MESSAGE, "tools": ANTHROPIC_TOOLS, "stream": True}),
     "tools helper": ("messages.stream", {**MESSAGE, "tools": ANTHROPIC_TOOLS}),
     "count": ("messages.count_tokens", CHAT),
 }
@@ -287,16 +253,3 @@ def test_the_program_gets_what_it_would_get_anyway(
     assert (trace.error, trace.result) == (None, plainly)
     assert (model.requests + model.gets)[-1].body == sent
     assert repr(arguments) == before
-
-
-@pytest.mark.parametrize("turn", [Failure(400, "no"), Failure(429, "slow"), Failure(500)], ids=["400", "429", "500"])
-def test_the_program_gets_the_error_it_would_get_anyway(ask: Asking, turn: Failure) -> None:
-    ask.model.script = Script([turn, turn])
-    with pytest.raises(openai.APIStatusError) as plainly:
-        ask.plainly("chat.completions.create", **CHAT)
-
-    error = ask("chat.completions.create", **CHAT).error
-
-    assert isinstance(error, openai.APIStatusError)
-    assert (type(error), str(error), error.body) == (type(plainly.value), str(plainly.value), plainly.value.body)
-    assert error.__cause__ is plainly.value.__cause__ is None

@@ -82,11 +82,6 @@ def leave_by_break(stream: Any) -> None:
         if number == 3:
             break
     stream.close()
-
-
-def leave_by_close(stream: Any) -> None:
-    next(iter(stream))
-    stream.close()
     stream.close()
 
 
@@ -108,7 +103,7 @@ def leave_by_error(stream: Any) -> None:
         fail()
 
 
-LEAVING = (leave_by_break, leave_by_close, leave_by_context, leave_unread, leave_by_error)
+LEAVING = (leave_by_break, leave_by_context, leave_unread, leave_by_error)
 
 
 @each_stream
@@ -131,12 +126,6 @@ def _method(client: Any, path: str) -> Any:
     for name in path.split("."):
         client = getattr(client, name)
     return client
-
-
-async def aleave_by_break(stream: Any) -> None:
-    async for _ in stream:
-        break
-    await stream.close()
 
 
 async def aleave_by_context(stream: Any) -> None:
@@ -168,7 +157,7 @@ async def aleave_by_cancellation(stream: Any) -> None:
     await stream.close()
 
 
-ALEAVING = (aleave_by_break, aleave_by_context, aleave_unread, aleave_by_aclose, aleave_by_cancellation)
+ALEAVING = (aleave_by_context, aleave_unread, aleave_by_aclose, aleave_by_cancellation)
 
 
 @each_stream
@@ -192,7 +181,7 @@ async def test_an_asynchronous_reader_that_leaves(
 
 
 @each_stream
-@pytest.mark.parametrize("count", [0, 1, 4])
+@pytest.mark.parametrize("count", [0, 4])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the SDKs, whose stream is never closed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_stream_that_is_forgotten(
@@ -213,18 +202,15 @@ def test_a_stream_that_is_forgotten(
     assert told(trace)[1]
 
 
-@each_stream
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_an_asynchronous_stream_that_is_forgotten(
-    stub_model: StubModel, sdk: type[Asking], call: Any, events: int, count: int
-) -> None:
+async def test_an_asynchronous_stream_that_is_forgotten(stub_model: StubModel, count: int) -> None:
     stub_model.script = Script([LONG])
-    async with sdk(stub_model, is_async=True).async_client() as client:
+    async with AskingOpenAI(stub_model, is_async=True).async_client() as client:
 
         async def run() -> None:
-            stream = await _method(client, call[0])(**call[1])
+            stream = await client.chat.completions.create(**CHAT[1])
             for _ in range(count):
                 await anext(stream)
             del stream
@@ -237,15 +223,12 @@ async def test_an_asynchronous_stream_that_is_forgotten(
     assert told(trace)[1]
 
 
-@each_stream
-def test_a_stream_that_is_read_in_another_thread_belongs_to_where_it_began(
-    stub_model: StubModel, sdk: type[Asking], call: Any, events: int
-) -> None:
+def test_a_stream_that_is_read_in_another_thread_belongs_to_where_it_began(stub_model: StubModel) -> None:
     stub_model.script = Script([LONG])
-    with sdk(stub_model, is_async=False).client() as client:
+    with AskingOpenAI(stub_model, is_async=False).client() as client:
 
         def run() -> None:
-            stream = _method(client, call[0])(**call[1])
+            stream = client.chat.completions.create(**CHAT[1])
             thread = threading.Thread(target=list, args=(stream,))
             thread.start()
             thread.join()

@@ -5,7 +5,6 @@ import concurrent.futures
 import concurrent.futures.process
 import contextvars
 import dataclasses
-import functools
 import gc
 import multiprocessing.pool
 import threading
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -24,7 +22,6 @@ from agentlightning.instrumentation.redirect import Target, current_router, redi
 from agentlightning.instrumentation.threads import ThreadContextPatch
 from agentlightning.tracer import OtelTracer
 from agentlightning.tracer.binding import CARRIED, Recorder, current_binding, unobserved
-from tests.stub_model.server import StubModel
 
 OTEL = trace.get_tracer("agent")
 OTHER: contextvars.ContextVar[str] = contextvars.ContextVar("other", default="as it was")
@@ -110,20 +107,12 @@ def unhashable(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
     in_thread(Unhashable(work))
 
 
-def bound(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
-    in_thread(functools.partial(Unhashable(work).__call__))
-
-
 def nested(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
     in_thread(lambda: in_thread(lambda: in_thread(work)))
 
 
 def shared_pool(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
     pool.submit(work).result()
-
-
-def mapped(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
-    list(pool.map(lambda _: work(), [1]))
 
 
 def own_pool(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
@@ -142,28 +131,11 @@ def from_loop(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
     asyncio.run(run())
 
 
-def from_default_pool(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
-    async def run() -> None:
-        await asyncio.get_running_loop().run_in_executor(None, work)
-
-    asyncio.run(run())
-
-
 def to_thread(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
     asyncio.run(asyncio.to_thread(work))
 
 
-def in_task(work: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
-    async def run() -> None:
-        await asyncio.create_task(asyncio.to_thread(work))
-
-    asyncio.run(run())
-
-
-WAYS = (
-    bare, subclass, timer, unhashable, bound, nested, shared_pool, mapped, own_pool, thread_in_pool, from_loop,
-    from_default_pool, to_thread, in_task,
-)  # fmt: skip
+WAYS = (bare, subclass, timer, unhashable, nested, shared_pool, own_pool, thread_in_pool, from_loop, to_thread)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -193,9 +165,9 @@ def test_a_thread_belongs_to_the_rollout_that_starts_it(
     assert work.parent.span_id == agent.get_span_context().span_id
 
 
-def test_64_rollouts_at_once_do_not_mix(tracer: OtelTracer, pool: ThreadPoolExecutor) -> None:
+def test_16_rollouts_at_once_do_not_mix(tracer: OtelTracer, pool: ThreadPoolExecutor) -> None:
     traces: dict[int, Recorder] = {}
-    begin = threading.Barrier(64)
+    begin = threading.Barrier(16)
     ways = (bare, nested, shared_pool, own_pool, thread_in_pool, to_thread)
 
     def rollout(number: int) -> None:
@@ -205,37 +177,14 @@ def test_64_rollouts_at_once_do_not_mix(tracer: OtelTracer, pool: ThreadPoolExec
                 way(lambda: mark(f"{number}"), pool)
                 mark(f"{number}")
 
-    threads = [threading.Thread(target=rollout, args=(number,)) for number in range(64)]
+    threads = [threading.Thread(target=rollout, args=(number,)) for number in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
     found = {number: Counter(names(recorder)) for number, recorder in traces.items()}
-    assert found == {number: Counter({f"{number}": 2 * len(ways)}) for number in range(64)}
-
-
-def test_model_calls_of_threads_land_on_their_rollouts(stub_model: StubModel, pool: ThreadPoolExecutor) -> None:
-    traces: dict[int, Recorder] = {}
-    with OtelTracer().lifespan() as tracer, openai.OpenAI(base_url=stub_model.openai_url, api_key="any") as client:
-
-        def ask(number: int) -> None:
-            client.chat.completions.create(model="stub-model", messages=[{"role": "user", "content": f"{number}"}])
-
-        def rollout(number: int) -> None:
-            with tracer._trace_context_sync() as traces[number]:
-                for way in (bare, shared_pool, own_pool):
-                    way(lambda: ask(number), pool)
-
-        threads = [threading.Thread(target=rollout, args=(number,)) for number in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    for number, recorder in traces.items():
-        said = [(span.attributes or {})["gen_ai.completion.0.content"] for span in recorder.spans()]
-        assert said == [f"{number}"] * 3
+    assert found == {number: Counter({f"{number}": 2 * len(ways)}) for number in range(16)}
 
 
 # ---------------------------------------------------------------------- who shares what

@@ -39,7 +39,7 @@ CEILINGS = {
     "events": (1_390, 890),
     "execution": (1_910, 1_260),
     "instrumentation": (4_140, 2_610),
-    "legacy": (4_170, 2_730),
+    "legacy": (4_070, 2_660),
     "litagent": (1_540, 970),
     "llm_proxy": (6_440, 4_500),
     "runner": (1_690, 1_190),

@@ -1,6 +1,6 @@
 """AgentLightningClient: the worker's side of the v0.1 protocol, for synchronous and asynchronous code.
 
-Every operation is written once, synchronously; its asynchronous twin runs it in a thread. A server that cannot be
+Every operation is written once, synchronously; its asynchronous form runs it in a thread. A server that cannot be
 reached, refuses, or answers nonsense makes an operation return None and leaves a line in the log; nothing of that is
 raised. Results are sent several times before they are given up.
 """
@@ -12,9 +12,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
-from urllib.parse import quote, urlencode, urljoin, urlsplit
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from urllib.parse import quote, urljoin, urlsplit
 from weakref import WeakKeyDictionary, ref
 
 import requests
@@ -22,7 +22,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
-from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError, InvalidTransition, StoreUnavailable
 from agentlightning.legacy.results import as_rollout, is_report, rollout_from_result
@@ -38,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 ModelT = TypeVar("ModelT", bound=BaseModel)
+OptionsT = ParamSpec("OptionsT")
+ResultT = TypeVar("ResultT")
 Callback = Callable[[ResourcesUpdate], object]
 """Is called with new resources; if it returns something awaitable, that is awaited."""
 
-RESOURCES_WAIT_SECONDS = 5.0
-"""How long the server is asked to wait for new resources before it answers that there are none."""
 RESOURCES_THREAD = "agl-legacy-resources"
 RESULT_TRIES = 5
 """How often a result is sent to a server that does not answer, with the poll interval in between."""
@@ -53,6 +52,18 @@ LONGEST_DETAIL = 1000
 _PASSING_STATUSES = (502, 503, 504)
 """What a server that is starting answers, or a gateway before one that is down."""
 _NOT_FOUND = 404
+
+
+def _in_thread(
+    operation: Callable[Concatenate[Any, OptionsT], ResultT],
+) -> Callable[Concatenate[Any, OptionsT], Coroutine[Any, Any, ResultT]]:
+    """The asynchronous form of an operation, also of one that a subclass overrides."""
+
+    async def run(client: Any, /, *args: OptionsT.args, **kwargs: OptionsT.kwargs) -> ResultT:
+        return await asyncio.to_thread(getattr(client, operation.__name__), *args, **kwargs)
+
+    run.__doc__ = f"As `{operation.__name__}`."
+    return run
 
 
 class AgentLightningClient:
@@ -95,7 +106,6 @@ class AgentLightningClient:
         self._default_headers = {"X-AgentLightning-Client": "true"}
         if shown := resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token):
             self._default_headers["Authorization"] = f"Bearer {shown}"
-        self._server_takes_gzip = False
         self._set_up()
 
     def _set_up(self) -> None:
@@ -147,15 +157,7 @@ class AgentLightningClient:
         answer = self._post_json(self._url(self._next_task_uri), payload)
         return None if answer is None else answer.get("rollout_id")
 
-    async def submit_task_async(
-        self,
-        sample: TaskInput,
-        mode: RolloutMode | None = None,
-        resources_id: str | None = None,
-        metadata: JsonObject | None = None,
-    ) -> str | None:
-        """As `submit_task`."""
-        return await asyncio.to_thread(self.submit_task, sample, mode, resources_id, metadata)
+    submit_task_async = _in_thread(submit_task)
 
     def submit_tasks(
         self, samples: Sequence[TaskInput], mode: RolloutMode | None = None, resources_id: str | None = None
@@ -165,11 +167,7 @@ class AgentLightningClient:
         answer = self._post_json(self._url(self._submit_tasks_uri), rows)
         return None if answer is None else answer.get("rollout_ids")
 
-    async def submit_tasks_async(
-        self, samples: Sequence[TaskInput], mode: RolloutMode | None = None, resources_id: str | None = None
-    ) -> list[str] | None:
-        """As `submit_tasks`."""
-        return await asyncio.to_thread(self.submit_tasks, samples, mode, resources_id)
+    submit_tasks_async = _in_thread(submit_tasks)
 
     def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
         """Resources by their id, asked for once; None if they cannot be had, or if the id is None.
@@ -180,22 +178,19 @@ class AgentLightningClient:
             return None if resource_id is None else self._resource_cache[resource_id]
         return self._cached(self._request_json(self._url(f"{self._resources_uri}/{quote(resource_id, safe='')}")))
 
-    async def get_resources_by_id_async(self, resource_id: str | None) -> ResourcesUpdate | None:
-        """As `get_resources_by_id`."""
-        return await asyncio.to_thread(self.get_resources_by_id, resource_id)
+    get_resources_by_id_async = _in_thread(get_resources_by_id)
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
         """What was published last, asked for each time; None if it cannot be had."""
         return self._cached(self._request_json(self._url(self._latest_resources_uri)))
 
-    async def get_latest_resources_async(self) -> ResourcesUpdate | None:
-        """As `get_latest_resources`."""
-        return await asyncio.to_thread(self.get_latest_resources)
+    get_latest_resources_async = _in_thread(get_latest_resources)
 
     def on_resources_update(self, callback: Callback) -> Callback:
         """Have a function called with the latest resources: with the present ones first, then whenever they change.
 
-        It is called from a thread of its own, which ends after a `close`. Can be used as a decorator.
+        The server is asked at every poll interval. The function is called from a thread of its own, which ends after a
+        `close`. Can be used as a decorator.
         """
         threading.Thread(target=self._follow_resources, args=[callback], name=RESOURCES_THREAD, daemon=True).start()
         return callback
@@ -219,9 +214,7 @@ class AgentLightningClient:
         """Report several results, each with its id, in one request."""
         return self._deliver([as_rollout(rollout) for rollout in rollouts], is_batch=True)
 
-    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | JsonMapping]) -> Json | None:
-        """As `post_rollouts`."""
-        return await asyncio.to_thread(self.post_rollouts, rollouts)
+    post_rollouts_async = _in_thread(post_rollouts)
 
     def _claim(self) -> Task | None:
         """Ask for a task once."""
@@ -257,57 +250,44 @@ class AgentLightningClient:
         return update
 
     def _follow_resources(self, callback: Callback) -> None:
-        seen: ResourcesUpdate | None = None
+        seen: tuple[str, int] | None = None
         while not self._closed.is_set():
-            began = time.monotonic()
-            query: JsonObject = {"wait": RESOURCES_WAIT_SECONDS}
-            if seen is not None:
-                query |= {"after": seen.resources_id, "version": seen.version}
-            url = f"{self._url(self._latest_resources_uri)}?{urlencode(query)}"
-            latest = self._cached(self._request_json(url, patience_seconds=RESOURCES_WAIT_SECONDS))
-            if latest is None or (seen is not None and _version_of(latest) == _version_of(seen)):
-                if time.monotonic() - began < RESOURCES_WAIT_SECONDS / 2:  # it did not wait for news
-                    self._closed.wait(self.poll_interval)
-            elif not self._closed.is_set():
-                seen = latest
-                call_back(callback, latest)
+            latest = self.get_latest_resources()
+            if latest is not None and (latest.resources_id, latest.version) != seen and not self._closed.is_set():
+                seen = latest.resources_id, latest.version
+                with log_failures(logger, "A callback failed for resources %s.", latest.resources_id):
+                    result = callback(latest)
+                    if inspect.isawaitable(result):
+                        run_in_loop(result, "agl-legacy-callback")
+            self._closed.wait(self.poll_interval)
 
     # ------------------------------------------------------------------ requests
 
     def _url(self, uri: str) -> str:
         return urljoin(self.endpoint, uri)
 
-    def _request_json(self, url: str, *, patience_seconds: float = 0.0) -> Json | None:
-        return self._exchange(url, patience_seconds=patience_seconds)
+    def _request_json(self, url: str) -> Json | None:
+        return self._exchange(url)
 
-    async def _request_json_async(self, url: str) -> Json | None:
-        return await asyncio.to_thread(self._request_json, url)
+    _request_json_async = _in_thread(_request_json)
 
     def _post_json(self, url: str, payload: Json | list[Json]) -> Json | None:
         return self._exchange(url, payload)
 
-    async def _post_json_async(self, url: str, payload: Json | list[Json]) -> Json | None:
-        return await asyncio.to_thread(self._post_json, url, payload)
+    _post_json_async = _in_thread(_post_json)
 
     def _exchange(
-        self,
-        url: str,
-        payload: Json | list[Json] | None = None,
-        *,
-        tries: int = 1,
-        about: str = "",
-        patience_seconds: float = 0.0,
+        self, url: str, payload: Json | list[Json] | None = None, *, tries: int = 1, about: str = ""
     ) -> Json | None:
         """Send a request, a GET without a payload; None, and a line in the log, if that fails.
 
         Args:
             tries: How often it is sent to a server that does not answer.
             about: The rollouts whose results are lost if it fails.
-            patience_seconds: How long the server may wait before it answers.
         """
         for number in range(1, tries + 1):
             try:
-                return self._send(url, payload, self.timeout + patience_seconds)
+                return self._send(url, payload)
             except StoreUnavailable as error:
                 if number < tries and not self._closed.wait(self.poll_interval):
                     continue
@@ -320,18 +300,19 @@ class AgentLightningClient:
                 return None
         return None
 
-    def _send(self, url: str, payload: Json | list[Json] | None, timeout: float) -> Json | None:
+    def _send(self, url: str, payload: Json | list[Json] | None) -> Json | None:
         """The JSON object of an answer; StoreUnavailable if it may come later, ValueError if it is another."""
         if self._closed.is_set():
             raise StoreUnavailable("This client is closed; make a new one.")
-        method, (headers, body) = "GET" if payload is None else "POST", self._body(payload)
+        method, headers, body = "GET", self._default_headers, None
+        if payload is not None:
+            method, headers = "POST", {**headers, "Content-Type": "application/json"}
+            body = json.dumps(to_jsonable_python(payload)).encode()
         request = f"{method} {url}"
         try:
-            answer = self._session.request(method, url, data=body, headers=headers, timeout=timeout)
+            answer = self._session.request(method, url, data=body, headers=headers, timeout=self.timeout)
         except (requests.RequestException, ValueError) as error:
             raise StoreUnavailable(f"{request} got no answer: {str(error) or type(error).__name__}") from error
-        # Servers of the 0.2 release do not unpack bodies; one that does says so with every answer (RFC 7694).
-        self._server_takes_gzip = self._server_takes_gzip or "gzip" in answer.headers.get("accept-encoding", "")
         if not answer.ok:
             detail = answer.content[:LONGEST_DETAIL].decode(errors="replace")
             text = f"{request} was refused with {answer.status_code}: {detail}"
@@ -349,16 +330,6 @@ class AgentLightningClient:
             raise ValueError(f"{request} was answered with a JSON {type(value).__name__}, no object.")
         self._is_in_trouble = False
         return value
-
-    def _body(self, payload: Json | list[Json] | None) -> tuple[dict[str, str], bytes | None]:
-        """Headers and body of a request."""
-        if payload is None:
-            return self._default_headers, None
-        headers = {**self._default_headers, "Content-Type": "application/json"}
-        body = json.dumps(to_jsonable_python(payload)).encode()
-        if self._server_takes_gzip and len(body) > COMPRESS_FROM_BYTES:
-            return {**headers, "Content-Encoding": "gzip"}, compressed(body)
-        return headers, body
 
     def _log_failure(self, text: str, *, is_question: bool) -> None:
         """Log a failure: what was to be written each time, questions once until the server answers again."""
@@ -453,14 +424,6 @@ def _caller() -> object:
     return running or threading.current_thread()
 
 
-def call_back(callback: Callback, update: ResourcesUpdate) -> None:
-    """Call with new resources; what the callback raises is logged, and the next update still comes."""
-    with log_failures(logger, "A callback failed for resources %s.", update.resources_id):
-        result = callback(update)
-        if inspect.isawaitable(result):
-            run_in_loop(result, "agl-legacy-callback")
-
-
 def _leave_behind(client: AgentLightningClient) -> None:
     """In a forked child: the parent goes on using its sockets, so the child opens its own."""
     client._session = requests.Session()
@@ -490,7 +453,3 @@ def _checked(model: type[ModelT], answer: Json | None) -> ModelT | None:
     except ValidationError as error:
         logger.debug("The server's answer is not a valid %s: %s", model.__name__, error)
         return None
-
-
-def _version_of(update: ResourcesUpdate) -> tuple[str, int]:
-    return update.resources_id, update.version

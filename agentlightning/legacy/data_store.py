@@ -11,8 +11,6 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
 
 from pydantic_core import to_jsonable_python
 
@@ -28,8 +26,6 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import (
     AttemptedRollout,
     NamedResources,
-    Notice,
-    NoticeKind,
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
@@ -231,9 +227,14 @@ class ServerDataStore:
         """Wait for a rollout, known already or not, to finish; False if that takes longer than `timeout` seconds."""
 
         async def until_finished() -> bool:
-            async with self._changes(["rollout"]) as changes:
+            changes = self.store.subscribe(["rollout"])
+            try:
                 while await self.store.get_rollout_by_id(rollout_id) is None:
                     await changes.__anext__()
+            finally:
+                close = getattr(changes, "aclose", None)  # the contract promises an iterator, which need not have one
+                if close is not None:
+                    await close()
             return bool(await self.store.wait_for_rollouts([rollout_id]))
 
         try:
@@ -284,28 +285,6 @@ class ServerDataStore:
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         """What was published last; None if nothing was."""
         return await self.store.get_latest_resources()
-
-    async def wait_for_resources(self, seen_id: str | None, seen_version: int | None) -> ResourcesUpdate:
-        """The latest resources, as soon as they are others than the seen ones."""
-        async with self._changes(["resources"]) as changes:
-            while True:
-                latest = await self.store.get_latest_resources()
-                if latest is not None and (
-                    latest.resources_id != seen_id or seen_version not in (None, latest.version)
-                ):
-                    return latest
-                await changes.__anext__()
-
-    @asynccontextmanager
-    async def _changes(self, kinds: Iterable[NoticeKind]) -> AsyncIterator[AsyncIterator[Notice]]:
-        """Changes of the store from now on; the subscription ends with the block."""
-        changes = self.store.subscribe(kinds)
-        try:
-            yield changes
-        finally:
-            close = getattr(changes, "aclose", None)  # the contract promises an iterator, which need not have one
-            if close is not None:
-                await close()
 
 
 def check_sendable(what: str, value: object) -> None:

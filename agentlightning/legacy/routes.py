@@ -3,18 +3,15 @@
 GET   /task, /resources/latest, /resources/{resource_id}, /health
 POST  /task, /tasks, /resources, /rollout, /rollouts
 
-Every request is checked first: its caller, its token, the size of its body. Clients may compress what they post: every
-answer offers it with the response header `Accept-Encoding` of RFC 7694. A malformed request is answered with 400, a
-server that has not started or has stopped with 503; both say why under `detail`.
+Every request is checked first: its caller, its token, the size of its body, which may be compressed. A malformed one
+is answered with 400, a server that has not started or has stopped with 503; both say why under `detail`.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agentlightning.asgi.bodies import LARGE_BYTES, Bodies
 from agentlightning.asgi.caller import CallerCheck
@@ -28,13 +25,8 @@ from agentlightning.store.http.tokens import admit
 from agentlightning.types import GenericResponse, NamedResources, RolloutLegacy, RolloutMode, TaskIfAny, TaskInput
 from agentlightning.utils.json_values import JsonObject
 
-ResultT = TypeVar("ResultT")
-
-MAX_WAIT_SECONDS: Final = 60.0
-"""Longest time a request may wait for new resources."""
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 """Largest body, packed and unpacked."""
-_OFFER: Final = (b"accept-encoding", b"gzip")
 _RUNNERS_POSTS: Final = ("/rollout", "/rollouts")
 _ROLLOUTS: Final = TypeAdapter(list[RolloutLegacy])
 
@@ -57,22 +49,13 @@ class Publication(BaseModel):
     resources: NamedResources
 
 
-class LatestQuery(BaseModel):
-    """Which of the latest resources are news, and how many seconds to wait for them."""
-
-    after: str | None = None
-    version: int | None = None
-    wait: float = Field(0.0, ge=0.0)
-
-
 class Call:
     """One request to a server that has started."""
 
-    def __init__(self, app: "LegacyApp", data_store: ServerDataStore, request: Request, body: bytes) -> None:
+    def __init__(self, data_store: ServerDataStore, request: Request, body: bytes) -> None:
         self.store = data_store
         self.body = body
         self._request = request
-        self._stopping = app.stopping
 
     async def next_task(self) -> Response:
         """Claim the next task; tasks whose claim has run out of time are back in the queue before it is served."""
@@ -95,21 +78,11 @@ class Call:
         return json_response({"rollout_ids": ids})
 
     async def latest_resources(self) -> Response:
-        """What was published last; 404 if nothing was.
-
-        With `wait`, the answer comes as soon as the latest resources are not those of the id `after` in that `version`,
-        or with 204 after that many seconds.
-        """
-        query = LatestQuery.model_validate(dict(self._request.query))
-        if query.wait > 0.0:
-            coming = self.store.wait_for_resources(query.after, query.version)
-            changed = await _until_stopped(coming, self._stopping, min(query.wait, MAX_WAIT_SECONDS))
-            if changed is not None:
-                return _written(changed)
+        """What was published last; 404 if nothing was."""
         latest = await self.store.get_latest_resources()
         if latest is None:
             raise NotFound("No resources have been set; publish some with update_resources.")
-        return Response(204, b"") if query.wait > 0.0 else _written(latest)
+        return _written(latest)
 
     async def resources_by_id(self, resource_id: str) -> Response:
         """Resources by their id."""
@@ -150,8 +123,6 @@ class LegacyApp:
 
     def __init__(self, *, token: str | None = None) -> None:
         self.data_store: ServerDataStore | None = None
-        self.stopping = asyncio.Event()
-        """Ends requests that wait; one of the loop that serves."""
         self._token = token
         self._callers = CallerCheck(has_key=token is not None)
         self._bodies = Bodies()
@@ -187,8 +158,7 @@ class LegacyApp:
             response = json_response({"detail": problems}, 400)
         except AgentLightningError as error:
             response = error_response(error)
-        offering = replace(response, headers=(*response.headers, _OFFER))
-        await offering.send(send, accept_encoding=request.header(b"accept-encoding"))
+        await response.send(send, accept_encoding=request.header(b"accept-encoding"))
 
     def _checked_limit(self, request: Request) -> int:
         """How large the body may be, which is for admins alone above a few megabytes; refuses what is not permitted."""
@@ -218,7 +188,7 @@ class LegacyApp:
                 body = await memory.enter_async_context(reading)
                 await self._bodies.parse(body, lambda body: None)
             if self.data_store is not None:
-                return await endpoint(Call(self, self.data_store, request, body), **values)
+                return await endpoint(Call(self.data_store, request, body), **values)
         if endpoint is Call.next_task:
             return _written(TaskIfAny(is_available=False))
         raise StoreUnavailable("The server is not initialised; wait until it has started.")
@@ -226,17 +196,3 @@ class LegacyApp:
 
 def _written(answer: BaseModel) -> Response:
     return Response(200, answer.model_dump_json().encode())
-
-
-async def _until_stopped(
-    coming: Coroutine[object, object, ResultT], stopping: asyncio.Event, seconds: float
-) -> ResultT | None:
-    """What is coming, or None if it does not come in time or the server stops."""
-    work, stop = asyncio.create_task(coming), asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        work.cancel()
-        stop.cancel()
-        await asyncio.wait({work, stop})
-    return None if work.cancelled() else work.result()

@@ -115,7 +115,6 @@ class AgentLightningServer:
     async def stop(self) -> None:
         """Finish requests in flight and stop; does nothing if the server is not running."""
         launcher, self._launcher = self._launcher, None
-        self._app.stopping.set()
         if launcher is not None:
             await launcher.stop()
         self._serving.close()
@@ -134,7 +133,6 @@ class AgentLightningServer:
     def _lifespan(self) -> Iterator[None]:
         """While it lasts, the routes have their state."""
         self._app.data_store = self._data_store
-        self._app.stopping = asyncio.Event()  # one of this loop
         self.loop = asyncio.get_running_loop()
         try:
             yield

@@ -1,16 +1,15 @@
-"""Callbacks that hear of new resources without polling."""
+"""Callbacks that are called with new resources."""
 
 import asyncio
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from agentlightning.legacy import client as client_module
+from agentlightning.legacy.client import RESOURCES_THREAD
 from agentlightning.types import PromptTemplate, ResourcesUpdate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
@@ -38,8 +37,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def client(served: Any, connect: Any) -> Any:
-    """A client that would be far too late if it slept between two questions."""
-    return connect(served.endpoint, poll_interval=3600)
+    return connect(served.endpoint)
 
 
 def test_present_resources_are_told_first_and_then_every_change(served: Any, client: Any, told: Any) -> None:
@@ -92,40 +90,23 @@ def test_a_failing_callback_is_logged_and_called_again(
     asyncio.run(asyncio.wait_for(until(lambda: "not today" in caplog.text), PATIENCE_SECONDS))
 
 
-def test_closing_ends_the_thread(served: Any, client: Any, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "RESOURCES_WAIT_SECONDS", 0.1)
+def test_closing_ends_the_thread(served: Any, client: Any, told: Any) -> None:
     served.run(served.server.update_resources(prompt("one")))
     client.on_resources_update(told.put)
     assert next_of(told) == "one"
 
     client.close()
 
-    for thread in [one for one in threading.enumerate() if one.name == client_module.RESOURCES_THREAD]:
+    for thread in [one for one in threading.enumerate() if one.name == RESOURCES_THREAD]:
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 
-def test_stopping_the_server_does_not_wait_for_those_who_wait(
-    served: Any, client: Any, told: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "RESOURCES_WAIT_SECONDS", 50.0)
-    served.run(served.server.update_resources(prompt("one")))
-    client.on_resources_update(told.put)
-    assert next_of(told) == "one"
-    serving = served.server._uvicorn_server.server_state
-    served.run(until(lambda: len(serving.tasks) == 1))
-    began = time.monotonic()
-
-    served.run(served.server.stop())
-
-    assert time.monotonic() - began < PATIENCE_SECONDS
-
-
-def test_a_server_that_cannot_wait_is_asked_at_the_pace_of_polling(canned: Any, connect: Any, told: Any) -> None:
+def test_a_server_that_fails_is_asked_again(canned: Any, connect: Any, told: Any) -> None:
     first = {"resources_id": "a", "resources": {"prompt": prompt("one")["prompt"].model_dump()}}
     second = {"resources_id": "b", "resources": {"prompt": prompt("two")["prompt"].model_dump()}}
     server = canned((500, {}), (200, first), (200, first), (200, second))
 
-    connect(server.endpoint, poll_interval=0.01).on_resources_update(told.put)
+    connect(server.endpoint).on_resources_update(told.put)
 
     assert [next_of(told), next_of(told)] == ["one", "two"]

@@ -39,15 +39,6 @@ def send(server: AgentLightningServer, method: str, path: str, **options: Any) -
     return requests.request(method, f"{server.endpoint}{path}", timeout=10, **options)
 
 
-def test_resources_that_do_not_change_in_time_are_no_content(server: AgentLightningServer) -> None:
-    published = send(server, "POST", "/resources", json={"resources": {}}).json()
-    seen = {"after": published["resources_id"], "version": published["version"], "wait": 0.01}
-
-    assert send(server, "GET", "/resources/latest", params=seen).status_code == 204
-    assert send(server, "GET", "/resources/latest", params={**seen, "version": 0}).json() == published
-    assert send(server, "GET", "/resources/latest", params={**seen, "after": "res-0"}).json() == published
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -76,11 +67,6 @@ def test_of_a_malformed_batch_nothing_is_kept(server: AgentLightningServer) -> N
     send(server, "POST", "/rollouts", json=[{"rollout_id": "rollout-b"}, {}])
 
     assert "rollout-b" not in server._data_store._completed_rollouts
-
-
-@pytest.mark.parametrize("query", ["wait=-1", "wait=soon", "version=newest"])
-def test_a_malformed_query_is_refused_with_400(server: AgentLightningServer, query: str) -> None:
-    assert send(server, "GET", f"/resources/latest?{query}").status_code == 400
 
 
 @pytest.mark.usefixtures("not_started")

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -14,16 +15,18 @@ from agentlightning.store import (
 from tests.contract.remote import start_remote
 from tests.postgres import open_postgres
 
-BACKENDS: dict[str, Callable[[Path, Callable[[], float]], LightningStore]] = {
-    "memory": lambda folder, clock: InMemoryLightningStore(clock=clock),
-    "sqlite": lambda folder, clock: SqliteLightningStore(folder / "store.db", clock=clock),
-    "sqlite-power": lambda folder, clock: SqliteLightningStore(folder / "store.db", clock=clock, durability="power"),
-    "sqlite-memory": lambda folder, clock: SqliteLightningStore(clock=clock),
-    "postgres": lambda folder, clock: open_postgres(clock=clock),
-    "threaded": lambda folder, clock: LightningStoreThreaded(InMemoryLightningStore(clock=clock)),
+FoundT = TypeVar("FoundT")
+
+MAX_SPAN_BYTES = 1024**2
+BACKENDS: dict[str, Callable[..., LightningStore]] = {
+    "memory": lambda path, **options: InMemoryLightningStore(**options),
+    "sqlite": lambda path, **options: SqliteLightningStore(path, **options),
+    "sqlite-power": lambda path, **options: SqliteLightningStore(path, durability="power", **options),
+    "sqlite-memory": lambda path, **options: SqliteLightningStore(**options),
+    "postgres": lambda path, **options: open_postgres(**options),
+    "threaded": lambda path, **options: LightningStoreThreaded(InMemoryLightningStore(**options)),
 }
-
-
+"""Made with a path and the options of `LocalStore`."""
 REMOTE = {
     "client-memory": ("memory", "auto"),
     "client-memory-http": ("memory", "http"),
@@ -32,13 +35,15 @@ REMOTE = {
 """The same over the network: the back end of the server, and the client's transport."""
 
 IN_EVERY_SUITE = ("memory", "sqlite", "postgres", "client-memory")
-IN_SOME_SUITES = {
-    "test_rollouts": [name for name in (*BACKENDS, *REMOTE) if name not in IN_EVERY_SUITE],
-    "test_spans": ["client-memory-http"],
-    "test_records": ["client-memory-http"],
-}
-"""The others are the same code with another wrapper or setting; between them these suites call every kind of operation,
-each of which has a route. `test_model` and `test_threads` have lists of their own."""
+IN_SOME_SUITES = {"test_claims": [name for name in (*BACKENDS, *REMOTE) if name not in IN_EVERY_SUITE]}
+"""The others are the same code with another wrapper or setting. `test_model` and `test_threads` have lists of their
+own."""
+
+
+def known(found: FoundT | None) -> FoundT:
+    """What was looked for, and must have been found."""
+    assert found is not None
+    return found
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -53,7 +58,7 @@ async def store(
 ) -> AsyncIterator[LightningStore]:
     """A new store of each kind."""
     backend, transport = REMOTE.get(request.param, (request.param, None))
-    built = BACKENDS[backend](tmp_path, clock)
+    built = BACKENDS[backend](tmp_path / "store.db", clock=clock, max_span_bytes=MAX_SPAN_BYTES)
     if transport is not None:
         built = await start_remote(built, transport)
     yield built

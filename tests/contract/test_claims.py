@@ -1,4 +1,4 @@
-"""Claims with their resources, and finishing one attempt together with the claim of the next, over every back end."""
+"""Claims: with their resources, with the finish of the attempt before, and back to the queue; over every back end."""
 
 import asyncio
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 from agentlightning.errors import InvalidQuery, InvalidValue, NotFound
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, NamedResources, PromptTemplate, RolloutConfig, Span
+from tests.contract.conftest import known
 
 
 def prompt(text: str) -> NamedResources:
@@ -19,16 +20,28 @@ def last_span(rollout: AttemptedRollout, name: str = "last") -> Span:
     return Span.from_attributes(attributes={"reward": 1.0}, sequence_id=0, name=name, **ids)
 
 
-async def test_claim_brings_the_resources_the_rollout_names(store: LightningStore) -> None:
+def ids_of(*rollouts: AttemptedRollout) -> list[tuple[str, str]]:
+    return [(rollout.rollout_id, rollout.attempt.attempt_id) for rollout in rollouts]
+
+
+async def claimed(store: LightningStore, count: int, **options: Any) -> list[AttemptedRollout]:
+    return [claim.rollout for claim in await store.claim_rollouts(limit=count, **options)]
+
+
+async def test_claim_brings_the_resources_the_rollout_names_as_the_callers_own(store: LightningStore) -> None:
     first = await store.add_resources(prompt("one"))
-    await store.enqueue_rollout("a")
+    for name in "ab":
+        await store.enqueue_rollout(name)
     await store.add_resources(prompt("two"))
 
     (claim,) = await store.claim_rollouts(worker_id="w")
+    assert claim.resources == first
+    claim.resources.resources["prompt"].template = "changed"  # type: ignore[union-attr]
+    (second,) = await store.claim_rollouts()
 
     assert (claim.rollout.input, claim.rollout.attempt.worker_id) == ("a", "w")
     assert claim.version == (first.resources_id, 1)
-    assert claim.resources == first
+    assert second.resources == first
 
 
 async def test_rollout_that_names_no_resources_gets_the_latest_of_its_claim(store: LightningStore) -> None:
@@ -42,26 +55,26 @@ async def test_rollout_that_names_no_resources_gets_the_latest_of_its_claim(stor
     assert claim.resources == latest
 
 
-@pytest.mark.parametrize("resources_id", [None, "rs-missing"])
-async def test_claim_without_resources_says_so(store: LightningStore, resources_id: str | None) -> None:
-    await store.enqueue_rollout("a", resources_id=resources_id)
+async def test_claim_without_resources_says_so(store: LightningStore) -> None:
+    for resources_id in (None, "rs-missing"):
+        await store.enqueue_rollout("a", resources_id=resources_id)
 
-    (claim,) = await store.claim_rollouts()
+    claims = await store.claim_rollouts(limit=2)
 
-    assert (claim.version, claim.resources) == (None, None)
+    assert [(claim.version, claim.resources) for claim in claims] == [(None, None)] * 2
 
 
 async def test_known_version_is_named_and_not_sent_again(store: LightningStore) -> None:
-    known = ("mine", 1)
+    version = ("mine", 1)
     await store.update_resources("mine", prompt("one"))
     for n in range(2):
         await store.enqueue_rollout(n)
 
-    (first,) = await store.claim_rollouts(known_resources=[("other", 1), known])
+    (first,) = await store.claim_rollouts(known_resources=[("other", 1), version])
     changed = await store.update_resources("mine", prompt("two"))
-    (second,) = await store.claim_rollouts(known_resources=[known])
+    (second,) = await store.claim_rollouts(known_resources=[version])
 
-    assert (first.version, first.resources) == (known, None)
+    assert (first.version, first.resources) == (version, None)
     assert (second.version, second.resources) == (("mine", 2), changed)
 
 
@@ -87,50 +100,26 @@ async def test_waiting_claim_is_answered_when_there_is_work(store: LightningStor
     assert claim.rollout.input == "a"
 
 
-async def test_claimed_resources_are_the_callers_own(store: LightningStore) -> None:
-    await store.add_resources(prompt("one"))
-    for n in range(2):
-        await store.enqueue_rollout(n)
-
-    (first,) = await store.claim_rollouts()
-    first.resources.resources["prompt"].template = "changed"  # type: ignore[union-attr]
-    (second,) = await store.claim_rollouts()
-
-    assert second.resources.resources == prompt("one")  # type: ignore[union-attr]
-
-
 async def test_one_step_finishes_an_attempt_and_claims_the_next(store: LightningStore) -> None:
     await store.add_resources(prompt("one"))
     for n in range(2):
         await store.enqueue_rollout(n)
     (held,) = await store.claim_rollouts(worker_id="w")
     ids = (held.rollout.rollout_id, held.rollout.attempt.attempt_id)
-    assert held.version is not None
 
     options: Any = {"worker_id": "w", "known_resources": [held.version]}
     claim = await store.finish_and_claim(
-        *ids, "succeeded", spans=[last_span(held.rollout)], metadata={"note": 1}, **options
+        *ids, "succeeded", spans=[last_span(held.rollout)], metadata={"note": 1}, output="text", **options
     )
+    nothing = await store.finish_and_claim(*ids_of(known(claim).rollout)[0], "succeeded", worker_id="w")
 
-    assert claim is not None
-    assert (claim.rollout.input, claim.version, claim.resources) == (1, held.version, None)
-    finished = await store.get_rollout_by_id(held.rollout.rollout_id)
+    assert (known(claim).rollout.input, known(claim).version, known(claim).resources) == (1, held.version, None)
+    finished = await store.get_rollout_by_id(ids[0])
     assert isinstance(finished, AttemptedRollout)
-    assert (finished.status, finished.attempt.metadata) == ("succeeded", {"note": 1})
-    assert [span.sequence_id for span in await store.query_spans(held.rollout.rollout_id)] == [1]
-    worker = await store.get_worker_by_id("w")
-    assert worker is not None
-    assert (worker.status, worker.current_rollout_id) == ("busy", claim.rollout.rollout_id)
-
-
-async def test_nothing_is_claimed_from_an_empty_queue_and_the_worker_is_idle(store: LightningStore) -> None:
-    rollout = await store.start_rollout("a", worker_id="w")
-
-    claim = await store.finish_and_claim(rollout.rollout_id, rollout.attempt.attempt_id, "succeeded", worker_id="w")
-
-    assert claim is None
-    worker = await store.get_worker_by_id("w")
-    assert worker is not None
+    assert (finished.status, finished.output, finished.attempt.metadata) == ("succeeded", "text", {"note": 1})
+    assert [span.sequence_id for span in await store.query_spans(ids[0])] == [1]
+    assert nothing is None
+    worker = known(await store.get_worker_by_id("w"))
     assert (worker.status, worker.current_attempt_id) == ("idle", None)
 
 
@@ -138,10 +127,11 @@ async def test_attempt_that_is_retried_may_be_claimed_by_the_step_that_ended_it(
     config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
     rollout = await store.start_rollout("a", config=config)
 
-    claim = await store.finish_and_claim(rollout.rollout_id, rollout.attempt.attempt_id, "failed")
+    claim = known(await store.finish_and_claim(*ids_of(rollout)[0], "failed", worker_id="w"))
 
-    assert claim is not None
     assert (claim.rollout.rollout_id, claim.rollout.attempt.sequence_id) == (rollout.rollout_id, 2)
+    worker = known(await store.get_worker_by_id("w"))
+    assert (worker.status, worker.current_rollout_id) == ("busy", rollout.rollout_id)
 
 
 async def test_refused_finish_claims_nothing(store: LightningStore) -> None:
@@ -149,10 +139,76 @@ async def test_refused_finish_claims_nothing(store: LightningStore) -> None:
     await store.enqueue_rollout("c")
 
     with pytest.raises(InvalidValue, match="its own spans only"):
-        await store.finish_and_claim(
-            rollout.rollout_id, rollout.attempt.attempt_id, "succeeded", spans=[last_span(other)]
-        )
+        await store.finish_and_claim(*ids_of(rollout)[0], "succeeded", spans=[last_span(other)])
     with pytest.raises(NotFound):
         await store.finish_and_claim(rollout.rollout_id, "at-none", "succeeded")
 
-    assert (await store.dequeue_rollout()).input == "c"  # type: ignore[union-attr]
+    assert known(await store.dequeue_rollout()).input == "c"
+
+
+# ---------------------------------------------------------------------- claims that go back
+
+
+async def test_returned_claims_are_at_the_head_of_the_queue_in_their_order(store: LightningStore) -> None:
+    for n in range(4):
+        await store.enqueue_rollout(n)
+    held = await claimed(store, 3)
+
+    assert list(await store.return_claims(ids_of(*held[1:]))) == [True, True]
+
+    again = await claimed(store, 4)
+    assert [(rollout.input, rollout.attempt.sequence_id) for rollout in again] == [(1, 1), (2, 1), (3, 1)]
+
+
+async def test_returned_rollout_is_as_it_was_before_its_claim(store: LightningStore) -> None:
+    queued = await store.enqueue_rollout("a", config=RolloutConfig(timeout_seconds=5.0))
+    (held,) = await claimed(store, 1, worker_id="w")
+
+    await store.return_claims(ids_of(held))
+
+    rollout = known(await store.get_rollout_by_id(queued.rollout_id))
+    assert (rollout.status, rollout.end_time, rollout.config) == ("queuing", None, queued.config)
+    assert list(await store.query_attempts(queued.rollout_id)) == []
+    worker = known(await store.get_worker_by_id("w"))
+    assert (worker.status, worker.current_attempt_id) == ("idle", None)
+
+
+async def test_returned_retry_keeps_the_attempts_before_it(store: LightningStore) -> None:
+    await store.enqueue_rollout("a", config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+    (first,) = await claimed(store, 1)
+    await store.update_attempt(first.rollout_id, first.attempt.attempt_id, status="failed")
+    (second,) = await claimed(store, 1)
+
+    assert list(await store.return_claims(ids_of(second))) == [True]
+
+    assert known(await store.get_rollout_by_id(first.rollout_id)).status == "requeuing"
+    (third,) = await claimed(store, 1)
+    assert (third.attempt.sequence_id, third.attempt.attempt_id != first.attempt.attempt_id) == (2, True)
+
+
+async def test_what_has_begun_or_is_over_or_unknown_is_left_alone(store: LightningStore) -> None:
+    for n in range(3):
+        await store.enqueue_rollout(n)
+    running, ended, replaced = await claimed(store, 3)
+    await store.add_many_spans([last_span(running)])
+    await store.update_attempt(*ids_of(ended)[0], status="succeeded")
+    later = await store.start_attempt(replaced.rollout_id)
+
+    answers = await store.return_claims([*ids_of(running, ended, replaced), ("ro-none", "at-none")])
+
+    assert list(answers) == [False] * 4
+    assert await store.claim_rollouts() == []
+    for rollout, attempt in ((running, running.attempt), (ended, ended.attempt), (replaced, later.attempt)):
+        assert known(await store.get_latest_attempt(rollout.rollout_id)).attempt_id == attempt.attempt_id
+
+
+async def test_returned_claim_wakes_who_waits_for_work(store: LightningStore) -> None:
+    await store.enqueue_rollout("a")
+    (held,) = await claimed(store, 1)
+    waiting = asyncio.create_task(store.claim_rollouts(wait=30.0, worker_id="other"))
+    await asyncio.sleep(0)
+
+    await store.return_claims(ids_of(held))
+
+    (claim,) = await asyncio.wait_for(waiting, 20)
+    assert (claim.rollout.input, claim.rollout.attempt.worker_id) == ("a", "other")

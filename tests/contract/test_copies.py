@@ -4,6 +4,7 @@ from typing import Any
 
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, PromptTemplate, RolloutConfig
+from tests.contract.conftest import known
 
 
 async def test_given_values_are_copied(store: LightningStore) -> None:
@@ -17,8 +18,7 @@ async def test_given_values_are_copied(store: LightningStore) -> None:
     metadata["k"] = "changed"
     config.retry_condition.clear()
 
-    stored = await store.get_rollout_by_id(rollout.rollout_id)
-    assert stored is not None
+    stored = known(await store.get_rollout_by_id(rollout.rollout_id))
     assert stored.input == {"list": [1], "nested": {"a": 1}}
     assert (stored.metadata, stored.config.retry_condition) == ({"k": "v"}, ["failed"])
 
@@ -39,9 +39,7 @@ async def test_returned_rollouts_and_attempts_are_copies(store: LightningStore) 
         returned.attempt.status = "failed"
         if returned.attempt.metadata:
             returned.attempt.metadata["m"].append(2)
-    attempt = await store.get_latest_attempt(started.rollout_id)
-    assert attempt is not None
-    attempt.status = "timeout"
+    known(await store.get_latest_attempt(started.rollout_id)).status = "timeout"
 
     assert await store.get_rollout_by_id(started.rollout_id) == original
 
@@ -53,13 +51,21 @@ async def test_resources_are_copied_both_ways(store: LightningStore) -> None:
     template.template = "changed"
     added.resources["p"].template = "changed"  # type: ignore[union-attr]
     added.resources["q"] = template
-    latest = await store.get_latest_resources()
-    assert latest is not None
-    latest.resources.clear()
+    known(await store.get_latest_resources()).resources.clear()
 
-    stored = await store.get_resources_by_id(added.resources_id)
-    assert stored is not None
+    stored = known(await store.get_resources_by_id(added.resources_id))
     assert {name: r.template for name, r in stored.resources.items()} == {"p": "a"}  # type: ignore[union-attr]
+
+
+async def test_an_output_that_was_handed_out_is_the_callers_own(store: LightningStore) -> None:
+    given = {"list": [1]}
+    rollout = await store.enqueue_rollout("a")
+    await store.update_rollout(rollout.rollout_id, output=given)
+
+    given["list"].append(2)
+    known(await store.get_rollout_by_id(rollout.rollout_id)).output["list"].append(3)
+
+    assert known(await store.get_rollout_by_id(rollout.rollout_id)).output == {"list": [1]}
 
 
 async def test_a_span_is_copied_on_the_way_in(store: LightningStore, make_span: Any) -> None:
@@ -86,6 +92,6 @@ async def test_workers_runs_and_metrics_are_copies(store: LightningStore) -> Non
     run.config["a"].append(2)
     point.values["x"] = 9.0
 
-    assert (await store.get_worker_by_id("w")).heartbeat_stats == {"cpu": [1]}  # type: ignore[union-attr]
-    assert (await store.get_run_by_id(run.run_id)).config == {"a": [1]}  # type: ignore[union-attr]
+    assert known(await store.get_worker_by_id("w")).heartbeat_stats == {"cpu": [1]}
+    assert known(await store.get_run_by_id(run.run_id)).config == {"a": [1]}
     assert (await store.query_metrics(run.run_id))[0].values == {"x": 1.0}

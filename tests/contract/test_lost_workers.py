@@ -1,11 +1,10 @@
-"""Workers that fall silent, and what becomes of their claims, over every back end."""
+"""Heartbeats that name what a worker works on, and workers that fall silent, over every back end."""
 
 from typing import Any
 
-import pytest
-
 from agentlightning.store import LightningStore
-from agentlightning.types import Attempt, RolloutConfig, Worker
+from agentlightning.types import Attempt, AttemptedRollout, RolloutConfig
+from tests.contract.conftest import known
 
 LOST_SECONDS = 300.0
 STEP_SECONDS = 30.0
@@ -24,26 +23,16 @@ async def pass_time(store: LightningStore, clock: Any, seconds: float, *alive: s
 
 async def claimed(store: LightningStore, worker_id: str, **config: Any) -> str:
     rollout = await store.enqueue_rollout("task", config=RolloutConfig(**config))
-    claim = await store.dequeue_rollout(worker_id=worker_id)
-    assert claim is not None
-    assert claim.rollout_id == rollout.rollout_id
+    assert known(await store.dequeue_rollout(worker_id=worker_id)).rollout_id == rollout.rollout_id
     return rollout.rollout_id
 
 
 async def status_of(store: LightningStore, rollout_id: str) -> str:
-    rollout = await store.get_rollout_by_id(rollout_id)
-    assert rollout is not None
-    return rollout.status
+    return known(await store.get_rollout_by_id(rollout_id)).status
 
 
 async def attempts_of(store: LightningStore, rollout_id: str) -> list[Attempt]:
     return list(await store.query_attempts(rollout_id))
-
-
-async def worker(store: LightningStore, worker_id: str) -> Worker:
-    found = await store.get_worker_by_id(worker_id)
-    assert found is not None
-    return found
 
 
 async def test_worker_that_falls_silent_loses_its_claim(store: LightningStore, clock: Any) -> None:
@@ -59,19 +48,8 @@ async def test_worker_that_falls_silent_loses_its_claim(store: LightningStore, c
     error = (attempt.metadata or {})["error"]
     assert (attempt.status, error["type"]) == ("unresponsive", "WorkerLost")
     assert "worker w has been silent for 330 s" in error["message"]
-    gone = await worker(store, "w")
+    gone = known(await store.get_worker_by_id("w"))
     assert (gone.status, gone.current_attempt_id) == ("unknown", None)
-
-
-async def test_claim_of_a_lost_worker_is_taken_by_another(store: LightningStore, clock: Any) -> None:
-    await store.update_worker("w", {})
-    rollout_id = await claimed(store, "w")
-
-    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS, "v")
-    claim = await store.dequeue_rollout(worker_id="v")
-
-    assert claim is not None
-    assert (claim.rollout_id, claim.attempt.sequence_id) == (rollout_id, 2)
 
 
 async def test_worker_that_gives_no_heartbeats_is_never_lost(store: LightningStore, clock: Any) -> None:
@@ -91,18 +69,6 @@ async def test_worker_that_beats_rarely_may_miss_three_beats(store: LightningSto
     await pass_time(store, clock, STEP_SECONDS)
 
     assert (before, await status_of(store, rollout_id)) == ("preparing", "requeuing")
-
-
-@pytest.mark.parametrize("interval", ["often", -1, 0, True, None, [1], {"a": 1}], ids=str)
-async def test_interval_that_is_no_number_of_seconds_counts_as_ten(
-    store: LightningStore, clock: Any, interval: Any
-) -> None:
-    await store.update_worker("w", {"interval_seconds": interval})
-    rollout_id = await claimed(store, "w")
-
-    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS)
-
-    assert await status_of(store, rollout_id) == "requeuing"
 
 
 async def test_silence_while_the_store_slept_does_not_count(store: LightningStore, clock: Any) -> None:
@@ -126,8 +92,7 @@ async def test_lost_attempts_do_not_count_as_tried(store: LightningStore, clock:
 
     outcomes = []
     for _ in range(2):
-        claim = await store.dequeue_rollout(worker_id="v")
-        assert claim is not None
+        claim = known(await store.dequeue_rollout(worker_id="v"))
         await store.update_attempt(rollout_id, claim.attempt.attempt_id, status="failed")
         outcomes.append(await status_of(store, rollout_id))
 
@@ -138,8 +103,7 @@ async def test_lost_attempt_that_succeeds_after_another_was_begun_stays_lost(sto
     rollout_id = await claimed(store, "w")
     (late,) = await attempts_of(store, rollout_id)
     await store.mark_worker_lost("w", "its node is gone")
-    claim = await store.dequeue_rollout(worker_id="v")
-    assert claim is not None
+    claim = known(await store.dequeue_rollout(worker_id="v"))
 
     await store.finish_attempt(rollout_id, claim.attempt.attempt_id, "succeeded")
     await store.finish_attempt(rollout_id, late.attempt_id, "succeeded")
@@ -170,22 +134,13 @@ async def test_rollout_may_be_lost_three_times(store: LightningStore) -> None:
     assert outcomes == ["requeuing", "requeuing", "requeuing", "failed"]
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [({}, "failed"), ({"max_attempts": 2, "retry_condition": ["unresponsive"]}, "requeuing")],
-    ids=["no retries", "retries"],
-)
-async def test_loss_is_an_unresponsive_attempt_where_requeueing_is_switched_off(
-    store: LightningStore, config: Any, expected: str
-) -> None:
-    rollout_id = await claimed(store, "w", requeue_lost=False, **config)
+async def test_loss_is_an_unresponsive_attempt_where_requeueing_is_switched_off(store: LightningStore) -> None:
+    once = await claimed(store, "w", requeue_lost=False)
+    twice = await claimed(store, "w", requeue_lost=False, max_attempts=2, retry_condition=["unresponsive"])
 
     await store.mark_worker_lost("w", "it died")
 
-    assert await status_of(store, rollout_id) == expected
-    stored = await store.get_rollout_by_id(rollout_id)
-    assert stored is not None
-    assert stored.config.requeue_lost is False
+    assert (await status_of(store, once), await status_of(store, twice)) == ("failed", "requeuing")
 
 
 async def test_worker_that_comes_back_works_on(store: LightningStore, clock: Any, make_span: Any) -> None:
@@ -224,7 +179,9 @@ async def test_marking_a_worker_lost_leaves_what_it_has_ended_alone(store: Light
     assert await status_of(store, ended) == "succeeded"
 
 
-async def test_all_claims_of_a_lost_worker_are_given_back(store: LightningStore, clock: Any) -> None:
+async def test_all_claims_of_a_lost_worker_are_given_back_and_taken_by_another(
+    store: LightningStore, clock: Any
+) -> None:
     await store.update_worker("w", {})
     ids = [await claimed(store, "w") for _ in range(3)]
     others = await claimed(store, "v")
@@ -233,3 +190,57 @@ async def test_all_claims_of_a_lost_worker_are_given_back(store: LightningStore,
 
     assert [await status_of(store, rollout_id) for rollout_id in ids] == ["requeuing"] * 3
     assert await status_of(store, others) == "preparing"
+    again = await store.dequeue_many_rollouts(limit=4, worker_id="v")
+    assert [(claim.rollout_id, claim.attempt.sequence_id) for claim in again] == [(each, 2) for each in ids]
+
+
+# ---------------------------------------------------------------------- heartbeats that name attempts
+
+SILENCE = RolloutConfig(unresponsive_seconds=10)
+
+
+def naming(*rollouts: AttemptedRollout) -> dict[str, Any]:
+    return {"running_attempts": [[rollout.rollout_id, rollout.attempt.attempt_id] for rollout in rollouts]}
+
+
+async def seen(store: LightningStore, rollout: AttemptedRollout) -> Attempt:
+    return known(await store.get_latest_attempt(rollout.rollout_id))
+
+
+async def test_attempt_is_not_given_up_while_its_worker_names_it(store: LightningStore, clock: Any) -> None:
+    named = await store.start_rollout("a", config=SILENCE, worker_id="w")
+    unnamed = await store.start_rollout("b", config=SILENCE, worker_id="w")
+
+    for _ in range(3):
+        clock.advance(8)
+        await store.update_worker("w", naming(named))
+
+    assert ((await seen(store, named)).status, (await seen(store, unnamed)).status) == ("running", "unresponsive")
+    assert (await seen(store, named)).last_heartbeat_time == clock()
+    assert await status_of(store, named.rollout_id) == "running"
+    clock.advance(11)
+    await store.update_worker("w", {"cpu": 0.5})
+    assert (await seen(store, named)).status == "unresponsive"
+
+
+async def test_attempt_of_another_worker_or_one_that_has_ended_or_was_replaced_is_left_alone(
+    store: LightningStore,
+) -> None:
+    others = await store.start_rollout("a", config=SILENCE, worker_id="v")
+    ended, first = await store.start_rollout("b", worker_id="w"), await store.start_rollout("c", worker_id="w")
+    await store.finish_attempt(ended.rollout_id, ended.attempt.attempt_id, "succeeded")
+    await store.start_attempt(first.rollout_id, worker_id="w")
+    before = await seen(store, ended)
+
+    await store.update_worker("w", naming(others, ended, first))
+
+    assert (await seen(store, others)).last_heartbeat_time is None
+    assert await seen(store, ended) == before
+    assert [attempt.status for attempt in await store.query_attempts(first.rollout_id)] == ["preparing", "preparing"]
+
+
+async def test_anything_else_under_that_name_is_only_kept(store: LightningStore) -> None:
+    for named in ("text", 1, None, [1], [["a"]], [["a", 1]], {"a": "b"}, [["ro-none", "at-none"]]):
+        worker = await store.update_worker("w", {"running_attempts": named})
+
+        assert worker.heartbeat_stats == {"running_attempts": named}

@@ -4,6 +4,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +13,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from agentlightning.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
-from agentlightning.types import OtelResource, RolloutConfig, Span, TraceStatus
+from agentlightning.store import LightningStore, SqliteLightningStore
+from agentlightning.types import RolloutConfig, Span
+from tests.contract.conftest import BACKENDS, REMOTE
 from tests.contract.remote import remote
-from tests.postgres import open_postgres
 
 ResultT = TypeVar("ResultT")
 
@@ -217,24 +218,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def span(self, rollout_id: str, attempt_id: str, number: int) -> Span:
         self.span_count += 1
-        return Span(
-            rollout_id=rollout_id,
-            attempt_id=attempt_id,
-            sequence_id=number,
-            trace_id="1" * 32,
-            span_id=f"{self.span_count:016x}",
-            parent_id=None,
-            name="s",
-            status=TraceStatus(status_code="OK"),
-            attributes={"n": number},
-            events=[],
-            links=[],
-            start_time=None,
-            end_time=None,
-            context=None,
-            parent=None,
-            resource=OtelResource(attributes={}, schema_url=""),
-        )
+        ids: Any = {"rollout_id": rollout_id, "attempt_id": attempt_id, "span_id": f"{self.span_count:016x}"}
+        return Span.from_attributes(name="s", attributes={"n": number}, sequence_id=number, **ids)
 
     @rule(rollout_id=rollouts)
     def take_number(self, rollout_id: str) -> None:
@@ -280,20 +265,22 @@ class StoreMachine(RuleBasedStateMachine):
             ]
 
 
-BACKENDS: dict[str, Any] = {
-    "memory": lambda path, clock: InMemoryLightningStore(clock=clock),
-    "sqlite": lambda path, clock: SqliteLightningStore(path, clock=clock),
-    "postgres": lambda path, clock: open_postgres(clock=clock),
-    "client-memory": lambda path, clock: remote(InMemoryLightningStore(clock=clock)),
-}
+EXAMPLES = {"memory": 12, "sqlite": 12, "postgres": 4, "client-memory": 4}
+"""The latter two are slow, and share with the former what is above the seam, or behind the server."""
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def build(backend: str, path: Path, clock: Callable[[], float]) -> LightningStore:
+    behind, _ = REMOTE.get(backend, (backend, None))
+    store = BACKENDS[behind](path, clock=clock)
+    return store if behind == backend else remote(store)
+
+
+@pytest.mark.parametrize("backend", EXAMPLES)
 def test_store_behaves_as_the_model_whatever_is_done(backend: str) -> None:
-    machine = type("Machine", (StoreMachine,), {"build": staticmethod(BACKENDS[backend])})
+    machine = type("Machine", (StoreMachine,), {"build": staticmethod(partial(build, backend))})
     case: Any = machine.TestCase  # type: ignore[attr-defined]
     case.settings = settings(
-        max_examples=12,
+        max_examples=EXAMPLES[backend],
         stateful_step_count=30,
         deadline=None,
         derandomize=True,

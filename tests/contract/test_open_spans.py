@@ -9,6 +9,7 @@ import pytest
 from agentlightning.errors import InvalidValue
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, RolloutConfig, Span
+from tests.contract.conftest import known
 
 PATIENCE_SECONDS = 60.0
 
@@ -32,23 +33,13 @@ async def test_a_span_is_open_until_it_ends(store: LightningStore) -> None:
     rollout = await store.start_rollout("a")
     await store.add_open_spans([begun(rollout), begun(rollout, "s2")])
     assert await open_ids(store, rollout) == ["s1", "s2"]
+    assert (list(await store.query_spans(rollout.rollout_id)), (await store.statistics())["total_spans"]) == ([], 0)
+    assert known(await store.get_latest_attempt(rollout.rollout_id)).status == "preparing"
 
     ended = begun(rollout).model_copy(update={"end_time": 2.0, "sequence_id": 1})
     await store.add_many_spans([ended])
 
     assert await open_ids(store, rollout) == ["s2"]
-
-
-async def test_an_open_span_is_not_among_the_spans(store: LightningStore) -> None:
-    rollout = await store.start_rollout("a")
-
-    await store.add_open_spans([begun(rollout)])
-
-    assert list(await store.query_spans(rollout.rollout_id)) == []
-    assert (await store.statistics()).get("total_spans", 0) == 0
-    attempt = await store.get_latest_attempt(rollout.rollout_id)
-    assert attempt is not None
-    assert attempt.status == "preparing"
 
 
 async def test_an_open_span_tells_who_works_in_outline(store: LightningStore) -> None:
@@ -61,25 +52,16 @@ async def test_an_open_span_tells_who_works_in_outline(store: LightningStore) ->
     assert span.attributes == {"agent": "critic", "text": "x" * 1000}
 
 
-async def test_an_attempt_that_is_over_has_no_open_spans(store: LightningStore) -> None:
+async def test_an_attempt_that_is_over_or_unknown_has_no_open_spans(store: LightningStore) -> None:
     rollout = await store.start_rollout("a", config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
     await store.add_open_spans([begun(rollout)])
 
     await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="failed")
     assert await open_ids(store, rollout) == []
     await store.add_open_spans([begun(rollout, "late")])
-    again = await store.dequeue_rollout()
+    await store.add_open_spans([begun(rollout).model_copy(update={"rollout_id": "ro-none"})])
 
-    assert again is not None
-    assert await open_ids(store, again) == []
-
-
-async def test_an_open_span_of_nobody_is_passed_over(store: LightningStore) -> None:
-    rollout = await store.start_rollout("a")
-    stray = begun(rollout).model_copy(update={"rollout_id": "ro-none"})
-
-    await store.add_open_spans([stray])
-
+    assert await open_ids(store, known(await store.dequeue_rollout())) == []
     assert list(await store.query_open_spans("ro-none")) == []
 
 
@@ -99,16 +81,11 @@ async def test_subscribers_are_told_that_a_span_has_begun_once(store: LightningS
     ]
 
 
-async def test_of_very_many_open_spans_the_first_are_kept(store: LightningStore) -> None:
+async def test_of_very_many_open_spans_the_first_are_kept_and_odd_ids_refused(store: LightningStore) -> None:
     rollout = await store.start_rollout("a")
 
     await store.add_open_spans([begun(rollout, f"s{number}") for number in range(300)])
 
     assert len(await open_ids(store, rollout)) == 200
-
-
-async def test_an_id_that_is_no_id_is_refused(store: LightningStore) -> None:
-    rollout = await store.start_rollout("a")
-
     with pytest.raises(InvalidValue, match="1001 letters"):
         await store.add_open_spans([begun(rollout, "x" * 1001)])

@@ -1,4 +1,4 @@
-"""Rollouts are found by reward, run, step, group, agent, error, resources, time and task, on every back end."""
+"""Rollouts are found by mode, reward, run, step, group, agent, error, resources, time and task, on every back end."""
 
 from typing import Any
 
@@ -113,12 +113,48 @@ async def test_an_error_that_the_next_attempt_mends_is_no_longer_found(store: Li
 REFUSED: list[dict[str, Any]] = [
     {"sort_by": "input"},
     {"sort_by": "metadata"},
+    {"sort_by": "status; DROP TABLE rollouts"},
     {"reward_min": float("nan")},
     {"run_id_in": "run-1"},
+    {"limit": -2},
+    {"offset": -1},
+    {"status": "x"},
+    {"status_in": "succeeded"},
+    *({"mode_in": mode_in} for mode_in in ("train", ["training"], [None], ["train", None])),
 ]
 
 
 async def test_what_cannot_be_asked_of_rollouts_is_refused(store: LightningStore) -> None:
+    await store.enqueue_rollout("a")
     for asked in REFUSED:
         with pytest.raises((InvalidQuery, ValueError)):
             await store.query_rollouts(**asked)
+    with pytest.raises(InvalidQuery, match=r"status_in holds 'succeded'; give a list out of \[.*'succeeded'"):
+        await store.query_rollouts(status_in=["succeded"])  # type: ignore[list-item] # a typing error
+
+
+MODES: list[Any] = ["train", "val", "test", None]
+BY_MODE: list[tuple[dict[str, Any], str]] = [
+    ({}, "1-train 1-val 1-test 1-None 2-train 2-val 2-test 2-None"),
+    ({"mode_in": None}, "1-train 1-val 1-test 1-None 2-train 2-val 2-test 2-None"),
+    ({"mode_in": ["train", "val", "test"]}, "1-train 1-val 1-test 2-train 2-val 2-test"),
+    ({"mode_in": ["test", "train"]}, "1-train 1-test 2-train 2-test"),
+    ({"mode_in": ("train", "train")}, "1-train 2-train"),
+    ({"mode_in": []}, ""),
+    ({"mode_in": ["val"], "status_in": ["failed"]}, "2-val"),
+    ({"mode_in": ["val"], "rollout_id_contains": "1"}, "1-val"),
+    ({"mode_in": ["val"], "rollout_id_in": ["1-val", "1-train"]}, "1-val"),
+    ({"mode_in": ["val"], "status_in": ["failed"], "filter_logic": "or"}, "1-val 2-train 2-val 2-test 2-None"),
+]
+
+
+async def test_rollouts_of_the_named_modes_are_found(store: LightningStore) -> None:
+    for number in (1, 2):
+        for mode in MODES:
+            await store.enqueue_rollout(number, mode, rollout_id=f"{number}-{mode}")
+            if number == 2:
+                await store.update_rollout(f"{number}-{mode}", status="failed")
+
+    found = [" ".join([one.rollout_id for one in await store.query_rollouts(**asked)]) for asked, _ in BY_MODE]
+
+    assert found == [expected for _, expected in BY_MODE]

@@ -7,19 +7,16 @@ import pytest
 
 from agentlightning.errors import InvalidQuery, InvalidValue, NotFound
 from agentlightning.store import LightningStore
-from agentlightning.types import LLM, NamedResources, PromptTemplate, ProxyLLM
+from agentlightning.types import LLM, NamedResources, PromptTemplate, ProxyLLM, Run
+from tests.contract.conftest import known
 
 
 def prompt(text: str) -> NamedResources:
     return {"prompt": PromptTemplate(template=text, engine="f-string")}
 
 
-async def test_nothing_is_published_at_first(store: LightningStore) -> None:
-    assert await store.get_latest_resources() is None
-    assert await store.get_resources_by_id("rs-1") is None
-
-
 async def test_added_resources_become_the_latest(store: LightningStore, clock: Any) -> None:
+    assert (await store.get_latest_resources(), await store.get_resources_by_id("rs-1")) == (None, None)
     first = await store.add_resources(prompt("a"))
     clock.advance(1)
     second = await store.add_resources({"llm": ProxyLLM(endpoint="http://h", model="m"), **prompt("b")})
@@ -41,13 +38,7 @@ async def test_updated_resources_are_replaced_counted_and_latest(store: Lightnin
     assert (second.create_time, second.update_time) == (first.create_time, clock.now)
     assert list(second.resources) == ["llm"]
     assert await store.get_latest_resources() == second
-
-
-async def test_merging_keeps_the_names_that_are_not_given(store: LightningStore) -> None:
-    await store.update_resources("mine", prompt("a"))
-
-    merged = await store.update_resources("mine", {"llm": LLM(endpoint="http://h", model="m")}, merge=True)
-
+    merged = await store.update_resources("mine", prompt("c"), merge=True)
     assert sorted(merged.resources) == ["llm", "prompt"]
 
 
@@ -73,29 +64,11 @@ async def test_resources_are_queried_by_id_and_paged(store: LightningStore) -> N
         await store.query_resources(sort_by="resources")
 
 
-async def test_worker_is_busy_with_a_claim_and_idle_after_it(store: LightningStore, clock: Any) -> None:
-    await store.enqueue_rollout("a")
-    claimed = await store.dequeue_rollout("w-1")
-    assert claimed is not None
-
-    busy = await store.get_worker_by_id("w-1")
-    clock.advance(3)
-    await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
-    idle = await store.get_worker_by_id("w-1")
-
-    assert busy is not None
-    assert idle is not None
-    assert (busy.status, busy.current_attempt_id) == ("busy", claimed.attempt.attempt_id)
-    assert (idle.status, idle.current_rollout_id, idle.last_idle_time) == ("idle", None, clock.now)
-    assert idle.last_busy_time == clock.now - 3
-
-
 async def test_asking_for_work_in_vain_shows_the_worker_idle(store: LightningStore, clock: Any) -> None:
     await store.dequeue_rollout("w-1")
 
-    worker = await store.get_worker_by_id("w-1")
+    worker = known(await store.get_worker_by_id("w-1"))
 
-    assert worker is not None
     assert (worker.status, worker.last_dequeue_time) == ("idle", clock.now)
     assert await store.get_worker_by_id("w-2") is None
 
@@ -105,8 +78,7 @@ async def test_assigning_a_worker_shows_it_busy(store: LightningStore) -> None:
 
     await store.update_attempt(rollout.rollout_id, "latest", worker_id="w-1")
 
-    worker = await store.get_worker_by_id("w-1")
-    assert worker is not None
+    worker = known(await store.get_worker_by_id("w-1"))
     assert (worker.status, worker.current_rollout_id) == ("busy", rollout.rollout_id)
 
 
@@ -133,8 +105,7 @@ async def test_workers_are_filtered_and_sorted(store: LightningStore) -> None:
 async def test_worker_is_shown_over_the_life_of_its_attempts(store: LightningStore, clock: Any) -> None:
     async def shown() -> tuple[Any, ...]:
         clock.advance(1)
-        worker = await store.get_worker_by_id("w")
-        assert worker is not None
+        worker = known(await store.get_worker_by_id("w"))
         return worker.status, worker.last_dequeue_time, worker.last_busy_time, worker.current_attempt_id
 
     one = await store.start_rollout("one", None, None, None, None, "w")
@@ -144,11 +115,12 @@ async def test_worker_is_shown_over_the_life_of_its_attempts(store: LightningSto
     running = clock.now
     assert await shown() == ("busy", None, running, one.attempt.attempt_id)
     await store.update_attempt(one.rollout_id, "latest", status="succeeded")
+    ended = clock.now
     assert await shown() == ("idle", None, running, None)
+    assert known(await store.get_worker_by_id("w")).last_idle_time == ended
 
     await store.enqueue_rollout("two")
-    two = await store.dequeue_rollout("w")
-    assert two is not None
+    two = known(await store.dequeue_rollout("w"))
     dequeued = clock.now
     assert await shown() == ("busy", dequeued, dequeued, two.attempt.attempt_id)
     await store.update_attempt(two.rollout_id, "latest", status="timeout")
@@ -179,14 +151,6 @@ async def test_secrets_in_a_run_are_masked_before_they_are_stored(store: Lightni
     assert config["model"] == {"api_key": "sk-secret", "max_tokens": 9}  # the caller's own
 
 
-async def test_opening_a_run_twice_is_opening_it_once(store: LightningStore) -> None:
-    first = await store.start_run("a", run_id="mine")
-    again = await store.start_run("b", run_id="mine")
-
-    assert first == again
-    assert [r.name for r in await store.query_runs()] == ["a"]
-
-
 async def test_runs_are_filtered_by_status_and_name(store: LightningStore) -> None:
     one, _, _ = [await store.start_run(name) for name in ("a", "b", "a")]
     await store.finish_run(one.run_id)
@@ -212,12 +176,12 @@ async def test_metrics_come_back_by_step_and_by_name(store: LightningStore, cloc
     assert await store.query_metrics("run-nope") == []
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, "high", True, None], ids=repr)
-async def test_metrics_that_are_no_finite_numbers_are_refused(store: LightningStore, value: Any) -> None:
+async def test_metrics_that_are_no_finite_numbers_are_refused(store: LightningStore) -> None:
     run = await store.start_run()
 
-    with pytest.raises(InvalidValue, match="'loss'"):
-        await store.add_metrics(run.run_id, 1, {"ok": 1.0, "loss": value})
+    for value in (math.nan, math.inf, "high", True, None):
+        with pytest.raises(InvalidValue, match="'loss'"):
+            await store.add_metrics(run.run_id, 1, {"ok": 1.0, "loss": value})  # type: ignore[dict-item]
 
     assert await store.query_metrics(run.run_id) == []
 
@@ -244,3 +208,71 @@ async def test_statistics_count_what_is_kept(store: LightningStore, make_span: A
     assert found["queue_length"] == 1
     assert found["total_span_bytes"] > 100
     assert found["name"].endswith("LightningStore")
+
+
+# ---------------------------------------------------------------------- runs that promise to report
+
+LOST_SECONDS = 300.0
+PROMISE = {"reports": {"interval_seconds": 30}}
+
+
+async def seen(store: LightningStore, run: Run) -> tuple[str, float | None]:
+    found = known(await store.get_run_by_id(run.run_id))
+    return found.status, found.end_time
+
+
+async def test_run_that_promised_to_report_and_does_not_is_lost(store: LightningStore, clock: Any) -> None:
+    run = await store.start_run("fit", metadata=PROMISE)
+    clock.advance(100)
+    last_report = clock()
+    await store.start_run("fit", run_id=run.run_id)
+
+    clock.advance(LOST_SECONDS)
+    before = await seen(store, run)
+    clock.advance(1)
+
+    assert before == ("running", None)
+    assert await seen(store, run) == ("lost", last_report)
+    await store.start_run("fit", run_id=run.run_id)
+    assert await seen(store, run) == ("running", None)
+
+
+async def test_run_that_promised_nothing_is_never_lost(store: LightningStore, clock: Any) -> None:
+    promises: list[Any] = [None, {"reports": "often"}, {"reports": None}]
+    runs = [await store.start_run("mine", metadata=metadata) for metadata in promises]
+
+    clock.advance(100 * LOST_SECONDS)
+
+    for run in runs:
+        assert await seen(store, run) == ("running", None)
+        assert await store.start_run("mine", run_id=run.run_id) == run
+
+
+async def test_run_that_has_ended_is_never_lost_and_takes_no_reports(store: LightningStore, clock: Any) -> None:
+    run = await store.start_run("fit", metadata=PROMISE)
+    ended = await store.finish_run(run.run_id, "succeeded")
+    clock.advance(LOST_SECONDS + 1)
+
+    again = await store.start_run("fit", run_id=run.run_id)
+
+    assert again == ended
+    assert await seen(store, run) == ("succeeded", ended.end_time)
+
+
+async def test_lost_runs_are_found_by_their_status(store: LightningStore, clock: Any) -> None:
+    await store.start_run("lost", metadata=PROMISE)
+    stopped = await store.start_run("stopped", metadata=PROMISE)
+    await store.finish_run(stopped.run_id, "stopped")
+    clock.advance(LOST_SECONDS + 1)
+    await store.start_run("running", metadata=PROMISE)
+
+    async def names(*status_in: Any, **options: Any) -> list[str]:
+        return [run.name for run in await store.query_runs(status_in=status_in or None, **options)]
+
+    assert await names() == ["lost", "stopped", "running"]
+    assert await names("lost") == ["lost"]
+    assert await names("running") == ["running"]
+    assert await names("running", "stopped") == ["stopped", "running"]
+    assert await names("lost", "running", sort_by="start_time", sort_order="desc", limit=1) == ["running"]
+    assert await names(sort_by="status") == ["lost", "running", "stopped"]
+    assert (await store.query_runs(status_in=["lost", "stopped"], limit=1)).total == 2

@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded, SqliteLightningStore
+from agentlightning.store import LightningStore
+from tests.contract.conftest import BACKENDS, REMOTE
 from tests.contract.remote import remote
 
-THREADS = 32
-ROLLOUTS = 96
+THREADS = 8
+ROLLOUTS = 48
 SPANS = 3
 
-BACKENDS: dict[str, Callable[[Path], LightningStore]] = {
-    "memory": lambda folder: InMemoryLightningStore(),
-    "sqlite": lambda folder: SqliteLightningStore(folder / "s.db"),
-    "threaded": lambda folder: LightningStoreThreaded(InMemoryLightningStore()),
-    "client-memory": lambda folder: remote(InMemoryLightningStore()),
-    "client-http": lambda folder: remote(InMemoryLightningStore(), "http"),
-}
+
+def build(backend: str, folder: Path) -> LightningStore:
+    behind, transport = REMOTE.get(backend, (backend, None))
+    store = BACKENDS[behind](folder / "s.db")
+    return store if transport is None else remote(store, transport)
 
 
 def run_in_threads(work: Callable[[int], Any]) -> None:
@@ -44,9 +43,9 @@ def run_in_threads(work: Callable[[int], Any]) -> None:
         raise errors[0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "threaded", "client-memory", "client-memory-http"])
 def test_each_rollout_is_handed_out_once_and_none_is_lost(backend: str, tmp_path: Path, make_span: Any) -> None:
-    store = BACKENDS[backend](tmp_path)
+    store = build(backend, tmp_path)
     claims: Counter[str] = Counter()
 
     async def work(number: int) -> None:
@@ -71,9 +70,9 @@ def test_each_rollout_is_handed_out_once_and_none_is_lost(backend: str, tmp_path
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite", "client-memory", "client-http"])
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "client-memory", "client-memory-http"])
 def test_waiting_threads_share_the_work(backend: str, tmp_path: Path) -> None:
-    store = BACKENDS[backend](tmp_path)
+    store = build(backend, tmp_path)
     ready = threading.Barrier(THREADS)
     claims: list[str] = []
 
@@ -96,9 +95,9 @@ def test_waiting_threads_share_the_work(backend: str, tmp_path: Path) -> None:
     assert len(set(claims)) == THREADS - 1
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite", "client-memory", "client-http"])
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "client-memory", "client-memory-http"])
 def test_numbers_taken_by_many_threads_are_never_given_twice(backend: str, tmp_path: Path) -> None:
-    store = BACKENDS[backend](tmp_path)
+    store = build(backend, tmp_path)
     numbers: list[int] = []
 
     async def work(number: int) -> None:

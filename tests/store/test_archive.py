@@ -1,6 +1,7 @@
 """Archives: everything out, everything back in."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ async def test_archive_carries_everything(
     read = await import_store(target, tmp_path / "a.jsonl")
 
     assert written == read
+    with pytest.raises(InvalidTransition, match="into an empty store"):
+        await import_store(target, tmp_path / "a.jsonl")
     assert await content(target) == await content(source)
     first = (await source.query_rollouts())[0]
     for store in (source, target):
@@ -96,49 +99,8 @@ async def test_imported_attempts_still_time_out(tmp_path: Path, make_span: Any, 
     assert (await target.get_rollout_by_id(rollout.rollout_id)).status == "failed"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_archive_goes_into_an_empty_store_only(tmp_path: Path, clock: Any, kind: str) -> None:
-    store = build(kind, tmp_path, "s", clock)
-    await store.enqueue_rollout("a")
-    await export_store(store, tmp_path / "a.jsonl")
-
-    with pytest.raises(InvalidTransition, match="into an empty store"):
-        await import_store(store, tmp_path / "a.jsonl")
-
-    assert len(await store.query_rollouts()) == 1
-    await store.close()
-
-
-def cut_off(lines: list[str]) -> list[str]:
-    return lines[:-3]
-
-
-def without_end(lines: list[str]) -> list[str]:
-    return lines[:-1]
-
-
-def scrambled(lines: list[str]) -> list[str]:
-    return [*lines[:2], "{ not json", *lines[2:]]
-
-
-def invalid(lines: list[str]) -> list[str]:
-    return [*lines[:-1], json.dumps({"kind": "rollout", "value": {"rollout_id": 5}}), lines[-1]]
-
-
-def orphaned(lines: list[str]) -> list[str]:
-    return [line for line in lines if '"kind":"attempt"' not in line]
-
-
-def newer(lines: list[str]) -> list[str]:
-    return [lines[0].replace('"version":1', '"version":9'), *lines[1:]]
-
-
-def with_a_list_for_a_kind(lines: list[str]) -> list[str]:
-    return [*lines[:-1], json.dumps({"kind": ["rollout"], "value": {}}), lines[-1]]
-
-
-def with_an_object_for_a_kind(lines: list[str]) -> list[str]:
-    return [lines[0], json.dumps({"kind": {"rollout": 1}, "value": {}}), *lines[1:]]
+def record(kind: Any, value: Any) -> str:
+    return json.dumps({"kind": kind, "value": value})
 
 
 def with_metrics_of_no_run(lines: list[str]) -> list[str]:
@@ -147,46 +109,35 @@ def with_metrics_of_no_run(lines: list[str]) -> list[str]:
     return [*(line for line in lines[:-1] if '"kind":"run"' not in line), json.dumps(end)]
 
 
-DAMAGES = [
-    cut_off,
-    without_end,
-    scrambled,
-    invalid,
-    orphaned,
-    newer,
-    with_a_list_for_a_kind,
-    with_an_object_for_a_kind,
-    with_metrics_of_no_run,
-]
+DAMAGES: dict[str, Callable[[list[str]], list[str]]] = {
+    "cut off": lambda lines: lines[:-3],
+    "without its end": lambda lines: lines[:-1],
+    "no JSON": lambda lines: [*lines[:2], "{ not json", *lines[2:]],
+    "not a rollout": lambda lines: [*lines[:-1], record("rollout", {"rollout_id": 5}), lines[-1]],
+    "spans of no attempt": lambda lines: [line for line in lines if '"kind":"attempt"' not in line],
+    "of a newer release": lambda lines: [lines[0].replace('"version":1', '"version":9'), *lines[1:]],
+    "a list for a kind": lambda lines: [*lines[:-1], record(["rollout"], {}), lines[-1]],
+    "an object for a kind": lambda lines: [lines[0], record({"rollout": 1}, {}), *lines[1:]],
+    "metrics of no run": with_metrics_of_no_run,
+    "something else": lambda lines: [record("rollout", {})],
+}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_damaged_archive_is_refused_whole(
-    tmp_path: Path, make_span: Any, clock: Any, kind: str, damage: Any
-) -> None:
-    source = InMemoryLightningStore(clock=clock)
+async def test_damaged_archive_is_refused_whole(tmp_path: Path, make_span: Any, clock: Any, kind: str) -> None:
+    source, target = InMemoryLightningStore(clock=clock), build(kind, tmp_path, "t", clock)
     await fill(source, make_span)
-    path = tmp_path / "a.jsonl"
+    path, damaged = tmp_path / "a.jsonl", tmp_path / "damaged.jsonl"
     await export_store(source, path)
-    path.write_text("\n".join(damage(path.read_text().splitlines())) + "\n")
-    target = build(kind, tmp_path, "t", clock)
 
-    with pytest.raises(IncompatibleStore, match=r"a\.jsonl"):
-        await import_store(target, path)
+    for name, damage in DAMAGES.items():
+        damaged.write_text("\n".join(damage(path.read_text().splitlines())) + "\n")
+        with pytest.raises(IncompatibleStore, match=r"damaged\.jsonl"):
+            await import_store(target, damaged)
 
-    assert (await target.statistics())["total_rollouts"] == 0
-    assert (await target.statistics())["total_resources"] == 0
-    assert await target.dequeue_rollout() is None
+        counts = await target.statistics()
+        assert (counts["total_rollouts"], counts["total_resources"], counts["queue_length"]) == (0, 0, 0), name
     await target.close()
-
-
-async def test_other_files_are_no_archives(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"kind": "rollout", "value": {}}\n')
-
-    with pytest.raises(IncompatibleStore, match="not an archive of a store"):
-        await import_store(InMemoryLightningStore(), path)
 
 
 async def test_task_that_json_cannot_hold_is_not_exported_in_part(tmp_path: Path) -> None:
@@ -215,15 +166,12 @@ async def test_large_archive_is_imported_in_portions(
         assert (await target.statistics())["total_spans"] == 55
 
 
-async def test_place_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
+async def test_place_or_store_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
     store = InMemoryLightningStore()
 
     with pytest.raises(ConfigurationError, match=r"Cannot use '.*nowhere"):
         await export_store(store, tmp_path / "nowhere" / "a.jsonl")
     with pytest.raises(ConfigurationError, match=r"Cannot use '.*missing\.jsonl"):
         await import_store(store, tmp_path / "missing.jsonl")
-
-
-async def test_a_store_elsewhere_cannot_be_exported_from_here(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="do it where the store itself is"):
         await export_store(LightningStore(), tmp_path / "a.jsonl")

@@ -1,7 +1,7 @@
 """The lists that memory answers queries of rollouts from: they follow every change, whether it stays or not."""
 
 import operator
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,31 +11,10 @@ from agentlightning.store.rollout_index import Columns
 from agentlightning.types import EnqueueRolloutRequest
 
 
-@dataclass
-class Fruit:
-    name: str
-    weight: int
-
-
-def test_list_follows_changes_and_new_records_of_other_fields_too() -> None:
-    fruits = [Fruit("apple", 3), Fruit("pear", 4)]
-    columns: Columns[Fruit] = Columns(operator.attrgetter)
-    assert columns.values("weight", fruits) == [3, 4]
-
-    fruits[0].weight = 5
-    columns.note(0)
-    fruits.append(Fruit("plum", 1))
-    assert columns.values("name", fruits) == ["apple", "pear", "plum"]
-    assert columns.values("weight", fruits) == [5, 4, 1]
-    fruits[1].weight = 9
-    columns.note(1)
-    assert columns.values("weight", fruits) == [5, 9, 1]
-
-
 def test_many_changes_without_a_query_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_index, "MOST_CHANGES", 3)
-    fruits = [Fruit("apple", 3)]
-    columns: Columns[Fruit] = Columns(operator.attrgetter)
+    fruits = [SimpleNamespace(weight=3)]
+    columns: Columns[SimpleNamespace] = Columns(operator.attrgetter)
     columns.values("weight", fruits)
 
     fruits[0].weight = 7

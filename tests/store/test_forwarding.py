@@ -10,6 +10,7 @@ import pytest
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore, LightningStoreThreaded
+from agentlightning.store.foreign import adapted
 from agentlightning.types import Attempt
 
 
@@ -29,9 +30,10 @@ class Slow(LightningStore):
         return Attempt(rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=1, start_time=0.0)
 
 
-def test_threads_with_loops_of_their_own_never_meet_inside() -> None:
+@pytest.mark.parametrize("wrap", [LightningStoreThreaded, adapted])
+def test_threads_with_loops_of_their_own_never_meet_inside(wrap: Any) -> None:
     inner = Slow()
-    store = LightningStoreThreaded(inner)
+    store = wrap(inner)
 
     async def work() -> None:
         await asyncio.gather(*(store.update_attempt("r", "a", status="running") for _ in range(5)))
@@ -45,34 +47,8 @@ def test_threads_with_loops_of_their_own_never_meet_inside() -> None:
     assert inner.most == 1
 
 
-async def test_coroutines_of_one_loop_do_not_block_each_other_for_ever() -> None:
-    inner = Slow()
-    store = LightningStoreThreaded(inner)
-
-    answers = await asyncio.wait_for(asyncio.gather(*(store.update_attempt("r", str(n)) for n in range(20))), 10)
-
-    assert [answer.attempt_id for answer in answers] == [str(n) for n in range(20)]
-    assert inner.most == 1
-
-
-async def test_cancelled_caller_gives_the_lock_on() -> None:
-    inner = Slow()
-    store = LightningStoreThreaded(inner)
-    tasks = [asyncio.create_task(store.update_attempt("r", str(n))) for n in range(3)]
-    await asyncio.sleep(0)
-
-    tasks[1].cancel()
-    answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
-
-    assert isinstance(answers[1], asyncio.CancelledError)
-    assert isinstance(answers[2], Attempt)
-
-
 def test_a_store_that_is_safe_already_needs_no_lock() -> None:
-    store = LightningStoreThreaded(InMemoryLightningStore())
-
-    assert store._needs_no_lock
-    assert store.capabilities["thread_safe"]
+    assert LightningStoreThreaded(InMemoryLightningStore())._needs_no_lock
     assert LightningStoreThreaded(Slow()).capabilities["thread_safe"]
 
 

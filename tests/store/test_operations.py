@@ -11,10 +11,9 @@ import pytest
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour import BEHAVIOURS
-from agentlightning.store.operations import UNSET, Operation, Unset, operation, operations_of
+from agentlightning.store.operations import UNSET, Unset, operation, operations_of
 
 OPERATIONS = operations_of(LightningStore)
-every_operation = pytest.mark.parametrize("op", OPERATIONS.values(), ids=OPERATIONS)
 
 
 # ---------------------------------------------------------------------- UNSET
@@ -45,21 +44,16 @@ def test_every_operation_has_a_route_of_its_own() -> None:
     assert sorted(set(routes)) == sorted(routes)
 
 
-@every_operation
-def test_path_of_an_operation_is_made_of_its_parameters(op: Operation) -> None:
-    assert set(re.findall(r"{(\w+)}", op.route.path)) <= set(op.signature.parameters)
-    assert op.route.path.startswith("/")
-
-
-@every_operation
-def test_operation_that_is_fetched_changes_nothing(op: Operation) -> None:
-    assert op.route.verb == "POST" or not op.mutates
-
-
-@every_operation
-def test_operation_has_a_type_for_each_parameter_and_no_self(op: Operation) -> None:
-    assert set(op.hints) == set(op.signature.parameters) == set(op.adapters)
-    assert "self" not in op.hints
+def test_declaration_of_every_operation_agrees_with_its_signature() -> None:
+    for op in OPERATIONS.values():
+        parameters = set(op.signature.parameters)
+        named = {*op.ids, op.many, op.loose, op.echoes, op.route.body} - {None}
+        assert {*re.findall(r"{(\w+)}", op.route.path), *named} <= parameters, op.name
+        assert op.route.path.startswith("/"), op.name
+        assert op.route.verb == "POST" or not op.mutates, op.name
+        assert op.mutates or op.watchdog, op.name
+        assert set(op.hints) == parameters == set(op.adapters), op.name
+        assert "self" not in op.hints, op.name
 
 
 @pytest.mark.parametrize("method", ["perform", "close", "subscribe", "add_otel_span", "otlp_traces_endpoint"])
@@ -111,15 +105,14 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return list(inspect.signature(function).parameters.values())
 
 
-@pytest.mark.parametrize("name", BEHAVIOURS)
-def test_behaviour_takes_the_arguments_of_the_contract(name: str) -> None:
-    transaction, now, *rest = parameters_of(BEHAVIOURS[name])
-
-    assert [transaction.name, now.name] == ["tx", "now"]
-    declared = list(OPERATIONS[name].signature.parameters.values())
-    if rest[-1:] and rest[-1].kind is inspect.Parameter.VAR_KEYWORD:  # a query, whose arguments make a selection
-        rest, declared = rest[:-1], [parameter for parameter in declared if parameter.name in {p.name for p in rest}]
-    assert list(map(_described, rest)) == list(map(_described, declared))
+def test_behaviours_take_the_arguments_of_the_contract() -> None:
+    for name, behaviour in BEHAVIOURS.items():
+        transaction, now, *rest = parameters_of(behaviour)
+        assert [transaction.name, now.name] == ["tx", "now"], name
+        declared = list(OPERATIONS[name].signature.parameters.values())
+        if rest[-1:] and rest[-1].kind is inspect.Parameter.VAR_KEYWORD:  # a query, whose arguments make a selection
+            rest, declared = rest[:-1], [one for one in declared if one.name in {p.name for p in rest}]
+        assert list(map(_described, rest)) == list(map(_described, declared)), name
 
 
 def _described(parameter: inspect.Parameter) -> tuple[Any, ...]:
@@ -138,11 +131,3 @@ def test_operation_without_a_permission_cannot_be_declared() -> None:
 
     with pytest.raises(TypeError, match="who"):
         undecided("POST", "/everything/drop")
-
-
-@pytest.mark.parametrize("op", OPERATIONS.values(), ids=OPERATIONS)
-def test_what_an_operation_names_are_its_arguments(op: Operation) -> None:
-    named = {*op.ids, op.many, op.loose, op.echoes, op.route.body} - {None}
-
-    assert named <= set(op.signature.parameters)
-    assert op.mutates or op.watchdog

@@ -56,13 +56,6 @@ async def test_status_is_propagated_with_one_call() -> None:
     assert callbacks.calls == [("rollout", "r", "requeuing")]
 
 
-async def test_unknown_status_is_refused() -> None:
-    attempt = attempted().attempt.model_copy(update={"status": "odd"})
-
-    with pytest.raises(ValueError, match="Invalid attempt status: odd"):
-        await propagate_status(Callbacks().update_rollout, attempt, RolloutConfig())
-
-
 SLOW = RolloutConfig(timeout_seconds=10, unresponsive_seconds=5)
 
 CASES: dict[str, tuple[AttemptedRollout, list[tuple[Any, ...]]]] = {

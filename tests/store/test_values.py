@@ -63,9 +63,7 @@ def with_parts(**parts: Any) -> Span:
     ("value", "message"),
     [
         pytest.param(NAN, r"^Task is nan, which JSON cannot hold", id="nan"),
-        pytest.param(-math.inf, r"^Task is -inf, which JSON cannot hold", id="infinity"),
         pytest.param(F(NAN), r"^Task is nan", id="subclass-of-float"),
-        pytest.param([1.0, NAN], r"^Task\[1\] is nan", id="nan-in-a-list-of-numbers"),
         pytest.param([math.inf, -math.inf], r"^Task\[0\] is inf", id="infinities-that-cancel-out"),
         pytest.param({"a": [0, {"b": math.inf}]}, r"^Task\['a'\]\[1\]\['b'\] is inf", id="deep-inside"),
         pytest.param(("x", (NAN,)), r"^Task\[1\]\[0\] is nan", id="in-tuples"),
@@ -73,11 +71,10 @@ def with_parts(**parts: Any) -> Span:
         pytest.param({"a": ["ok", SURROGATE]}, r"^Task\['a'\]\[1\] holds a lone surrogate", id="surrogate-inside"),
         pytest.param({SURROGATE: 1}, r"^Task holds a lone surrogate", id="surrogate-in-a-key"),
         pytest.param({1: "a"}, r"^Task has the key 1; keys must be strings", id="number-as-key"),
-        pytest.param({"a": {None: 1}}, r"^Task\['a'\] has the key None", id="none-as-key"),
         pytest.param({"a": {1, 2}}, r"^Task\['a'\] is of type set, which JSON cannot hold", id="set"),
-        pytest.param([b"x"], r"^Task\[0\] is of type bytes", id="bytes"),
-        pytest.param(1j, r"^Task is of type complex", id="complex"),
         pytest.param([1, object()], r"^Task\[1\] is of type object", id="object"),
+        pytest.param(ABOVE_64_BITS, "^Task is an integer of more than 64 bits", id="unsigned"),
+        pytest.param(-(2**63) - 1, "^Task is an integer of more than 64 bits", id="signed"),
     ],
 )
 @pytest.mark.parametrize("write", [check_json, as_json])
@@ -86,14 +83,6 @@ def test_value_that_json_cannot_hold_is_refused_by_its_path(
 ) -> None:
     with pytest.raises(InvalidValue, match=message):
         write(value, "Task")
-
-
-@pytest.mark.parametrize(
-    "value", [ABOVE_64_BITS, -(2**63) - 1, {"a": [1, 2**70]}], ids=["unsigned", "signed", "inside"]
-)
-def test_integer_above_64_bits_is_not_written(value: object) -> None:
-    with pytest.raises(InvalidValue, match="integer of more than 64 bits"):
-        as_json(value, "Task")
 
 
 def test_nesting_beyond_the_writer_is_refused() -> None:
@@ -148,35 +137,13 @@ def test_span_is_written_as_the_model_writes_itself(span: Span) -> None:
     assert json.loads(span_as_json(span)) == json.loads(span.model_dump_json())
 
 
-REFUSED_ATTRIBUTES = [
-    pytest.param(NAN, "Attribute 'key' of span 'work' is nan", id="nan"),
-    pytest.param(math.inf, "Attribute 'key' of span 'work' is inf", id="infinity"),
-    pytest.param(F(NAN), "Attribute 'key' of span 'work' is nan", id="subclass-of-float"),
-    pytest.param([1.0, NAN], r"Attribute 'key' of span 'work'\[1\] is nan", id="nan-in-a-list"),
-    pytest.param((math.inf, -math.inf), r"Attribute 'key' of span 'work'\[0\] is inf", id="infinities-in-a-tuple"),
-    pytest.param(SURROGATE, "Attribute 'key' of span 'work' holds a lone surrogate", id="surrogate"),
-    pytest.param(["ok", SURROGATE], r"Attribute 'key' of span 'work'\[1\] holds a lone", id="surrogate-in-a-list"),
-]
-
-
-@pytest.mark.parametrize(("value", "message"), REFUSED_ATTRIBUTES)
-@pytest.mark.parametrize("take", [span_as_json, weigh_span])
-def test_attribute_that_json_cannot_hold_is_refused_by_name(
-    take: Callable[[Span], object], value: Any, message: str
-) -> None:
-    with pytest.raises(InvalidValue, match=message):
-        take(make_span(name="work", attributes={"fine": 1, "key": value}))
-
-
-@pytest.mark.parametrize("value", [ABOVE_64_BITS, [1, 2**70]], ids=["scalar", "list"])
-def test_attribute_above_64_bits_is_not_written(value: Any) -> None:
-    with pytest.raises(InvalidValue, match=r"Attribute 'key' of span 'work'.* integer of more than 64 bits"):
-        span_as_json(make_span(name="work", attributes={"key": value}))
-
-
 @pytest.mark.parametrize(
     "span",
     [
+        pytest.param(make_span(attributes={"a": F(NAN)}), id="subclass-of-float"),
+        pytest.param(make_span(attributes={"a": (math.inf, -math.inf)}), id="infinities-in-a-tuple"),
+        pytest.param(make_span(attributes={"a": [1, 2**70]}), id="integer-above-64-bits"),
+        pytest.param(make_span(attributes={"a": ABOVE_64_BITS}), id="unsigned-integer-above-64-bits"),
         pytest.param(with_extra(tenant=NAN), id="extra-field"),
         pytest.param(with_extra(tenant={"a": [1, math.inf]}), id="inside-an-extra-field"),
         pytest.param(with_extra(tenant={1: 2}), id="key-in-an-extra-field"),
@@ -245,15 +212,11 @@ def test_a_span_of_any_size_above_the_limit_is_refused(span: Span) -> None:
     [
         pytest.param({}, id="nothing"),
         pytest.param({"key": [0.5] * 5000}, id="numbers"),
-        pytest.param({"key": (2**60 - 1,) * 5000}, id="integers"),
         pytest.param({"key": [2**60] * 100 + [1] * 100}, id="integers-of-two-lengths"),
-        pytest.param({"key": [True] * 5000}, id="booleans"),
         pytest.param({"key": ["token"] * 5000}, id="words"),
-        pytest.param({"key": "a" * 5000}, id="ascii"),
         pytest.param({"key": "🎉" * 5000}, id="four-byte-characters"),
         pytest.param({"\x01" * 50_000: ""}, id="name-of-control-characters"),
         pytest.param({str(number): number for number in range(5000)}, id="many-attributes"),
-        pytest.param({str(number): "" for number in range(5000)}, id="many-texts"),
         pytest.param({str(number): [] for number in range(5000)}, id="many-lists"),
         pytest.param({"key": S("a" * 5000)}, id="subclass-of-text"),
         pytest.param({str(number): F(number) for number in range(5000)}, id="many-subclasses"),
@@ -274,16 +237,3 @@ def test_an_event_is_weighed_with_what_it_holds() -> None:
     weight = weigh_span(Span.model_validate({**make_span().model_dump(), "events": [event]}))
 
     assert bare + len(trace) < weight < bare + len(trace) * 1.5
-
-
-# ---------------------------------------------------------------------- size limits
-
-
-def test_span_above_the_allowed_size_is_refused_with_both_numbers() -> None:
-    span = make_span(name="work", attributes={"text": "x" * 1000})
-    size = len(span_as_json(span))
-
-    with pytest.raises(
-        PayloadTooLarge, match=f"Span 'work' takes {size} bytes as JSON, above max_span_bytes={size - 1}"
-    ):
-        check_size(span, weigh_span(span), size - 1)

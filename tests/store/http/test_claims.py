@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from agentlightning.errors import NotAllowed
@@ -63,18 +62,6 @@ async def test_a_claim_carries_a_token_of_its_attempt(
     assert abs(expires_at - time.time() - ATTEMPT_TOKEN_SECONDS) < 600
 
 
-async def test_a_claim_in_json_carries_the_token_too(serve: Serve, session: aiohttp.ClientSession) -> None:
-    server = await serve(token=MASTER)
-    rollout = await server.enqueue_rollout("task")
-    headers = {"Authorization": f"Bearer {runner_token()}"}
-
-    url = f"{server.endpoint}/v1/agl/queues/rollouts/claim"
-    async with session.post(url, json={}, headers=headers) as response:
-        (claim,) = await response.json(content_type=None)
-
-    assert describe_token(claim["token"]).scope.rollout_id == rollout.rollout_id
-
-
 async def test_the_token_of_a_claim_writes_its_spans_and_reads_nothing(serve: Serve, connect: Connect) -> None:
     server = await serve(token=MASTER)
     runner = connect(server.endpoint, token=runner_token())
@@ -93,13 +80,12 @@ async def test_the_token_of_a_claim_writes_its_spans_and_reads_nothing(serve: Se
             await forbidden
 
 
-@pytest.mark.parametrize("is_remote", [True, False], ids=["over the network", "in process"])
-async def test_without_a_token_there_is_none_in_claims(serve: Serve, connect: Connect, is_remote: bool) -> None:
-    server = await serve(token=None if is_remote else MASTER)
+async def test_without_a_token_there_is_none_in_claims(serve: Serve, connect: Connect) -> None:
+    server, guarded = await serve(), await serve(token=MASTER)
 
-    claim = await claim_of(connect(server.endpoint) if is_remote else server, server)
+    claims = [await claim_of(connect(server.endpoint), server), await claim_of(guarded, guarded)]
 
-    assert claim.token is None
+    assert [claim.token for claim in claims] == [None, None]
 
 
 async def test_a_repeated_claim_is_signed_again_and_its_token_is_not_kept(

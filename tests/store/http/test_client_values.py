@@ -45,29 +45,19 @@ async def test_models_and_dataclasses_arrive_as_plain_values(transport: str, ser
 
 
 @both_transports
-@pytest.mark.parametrize(
-    "value",
-    [math.nan, math.inf, "\ud800", object(), {1: 2}, 2**70],
-    ids=["nan", "inf", "surrogate", "object", "number as key", "2**70"],
-)
-async def test_value_that_json_would_change_is_refused(value: Any, transport: str, serve: Any, connect: Any) -> None:
+async def test_value_that_json_would_change_is_refused(transport: str, serve: Any, connect: Any) -> None:
     server = await serve()
     client = connect(server.endpoint, transport=transport)
 
-    with pytest.raises(InvalidValue):
-        await client.enqueue_rollout({"deep": [value]})
+    for value in (math.nan, math.inf, "\ud800", object(), {1: 2}, 2**70):
+        with pytest.raises(InvalidValue):
+            await client.enqueue_rollout({"deep": [value]})
+    with pytest.raises(InvalidValue, match="surrogate"):
+        await client.get_rollout_by_id("\ud800")
     with pytest.raises(NotFound):
         await client.start_attempt("nobody")
 
     assert await server.query_rollouts() == []
-
-
-@both_transports
-async def test_id_that_is_no_text_is_refused_in_our_words(transport: str, serve: Any, connect: Any) -> None:
-    client = connect((await serve()).endpoint, transport=transport)
-
-    with pytest.raises(InvalidValue, match="surrogate"):
-        await client.get_rollout_by_id("\ud800")
 
 
 class Failing(InMemoryLightningStore):
@@ -83,18 +73,9 @@ async def test_foreign_error_says_what_it_was(transport: str, serve: Any, connec
         await client.get_latest_resources()
 
     error: Any = raised.value
-    assert (error.status, error.error_type, error.detail) == (400, "LookupError", "nothing there")
+    for told in (error, pickle.loads(pickle.dumps(error))):
+        assert (told.status, told.error_type, told.detail) == (400, "LookupError", "nothing there")
     assert TOKEN not in repr(error) + str(error)
-
-
-async def test_foreign_error_can_travel_to_another_process(serve: Any, connect: Any) -> None:
-    client = connect((await serve(Failing())).endpoint)
-
-    with pytest.raises(aiohttp.ClientResponseError) as raised:
-        await client.get_latest_resources()
-
-    error: Any = pickle.loads(pickle.dumps(raised.value))
-    assert (error.status, error.error_type, error.detail) == (400, "LookupError", "nothing there")
 
 
 # ---------------------------------------------------------------------- limits and tokens

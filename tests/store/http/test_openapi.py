@@ -17,7 +17,7 @@ from agentlightning.store.http.app import NOT_SUPPORTED
 from agentlightning.store.operations import operations_of
 
 COMMITTED = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
-EXAMPLES = int(os.environ.get("AGL_TEST_OPENAPI_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("AGL_TEST_OPENAPI_EXAMPLES", "2"))
 """Requests for each route; several hundred look more closely."""
 LONGEST_WAIT_SECONDS = 0.01
 KNOWN_FAILURES = {*errors.__all__, "MethodNotAllowed", "UnknownRoute"}
@@ -57,14 +57,6 @@ async def test_committed_description_is_what_the_server_says(server: LightningSt
     answer = await asyncio.to_thread(requests.get, f"{server.endpoint}/openapi.json")
 
     assert answer.json() == document, "run `make reference`, and commit docs/reference"
-
-
-async def test_description_can_be_read_by_people(server: LightningStoreServer) -> None:
-    answer = await asyncio.to_thread(requests.get, f"{server.endpoint}/docs")
-
-    assert answer.status_code == 200
-    assert answer.headers["Content-Type"].startswith("text/html")
-    assert "openapi.json" in answer.text
 
 
 @pytest.mark.parametrize("family", ["/v1/agl/", "/"])

@@ -45,23 +45,15 @@ async def test_signal_to_the_whole_group_lets_calls_in_flight_end(
         await asyncio.sleep(0.01)
 
     os.killpg(process.pid, number)
+    while number == signal.SIGTERM and process.poll() is None:  # signals that come again do not cut the end short
+        process.send_signal(number)
+        await asyncio.sleep(0.005)
     _, written = await asyncio.to_thread(process.communicate, timeout=20)
     answers = await asyncio.gather(*asking, return_exceptions=True)
 
     assert process.returncode == code
     assert "Traceback" not in written
     assert [getattr(answer, "status_code", answer) for answer in answers] == [503] * 4
-
-
-async def test_signals_that_come_again_do_not_cut_the_end_short(serving: tuple["subprocess.Popen[str]", str]) -> None:
-    process, _ = serving
-
-    while process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.005)
-    _, written = await asyncio.to_thread(process.communicate, timeout=20)
-
-    assert (process.returncode, "Traceback" in written) == (0, False)
 
 
 def _waiting(address: str) -> int:
@@ -71,12 +63,11 @@ def _waiting(address: str) -> int:
     return int(found[1]) if found else 0
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "store.example"])
 def test_public_address_without_a_token_is_refused(
-    host: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AGL_STORE_TOKEN", raising=False)
 
-    assert main(["store", "--host", host, "--port", "0"]) != 0
-
-    assert "agl tokens new" in capsys.readouterr().err
+    for host in ("0.0.0.0", "::", "192.0.2.1", "store.example"):
+        assert main(["store", "--host", host, "--port", "0"]) != 0
+        assert "agl tokens new" in capsys.readouterr().err

@@ -40,26 +40,17 @@ async def fetched(url: str, **options: Any) -> requests.Response:
 # ---------------------------------------------------------------------- starting and stopping
 
 
-@pytest.mark.parametrize("method", ["start", "run_forever"])
-async def test_busy_port_is_an_error_at_once(method: str, serve: Any) -> None:
+async def test_busy_port_is_an_error_at_once(serve: Any) -> None:
     first = await serve()
-    second = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", first.port)
+    second = LightningStoreServer(InMemoryLightningStore(), port=first.port)
 
-    with pytest.raises(RuntimeError, match="Another process may already be using this port"):
-        await asyncio.wait_for(getattr(second, method)(), 30)
+    for method in (second.start, second.run_forever):
+        with pytest.raises(RuntimeError, match="Another process may already be using this port"):
+            await asyncio.wait_for(method(), 30)
 
     await second.stop()
+    assert (second.host, second.endpoint) == ("127.0.0.1", first.endpoint)  # this machine only, by default
     assert (await fetched(f"{first.endpoint}/health")).status_code == 200
-
-
-async def test_server_binds_this_machine_only_by_default() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-
-    await server.start()
-
-    assert server.host == "127.0.0.1"
-    assert server.endpoint == f"http://127.0.0.1:{server.port}"
-    await server.stop()
 
 
 @pytest.mark.parametrize("mode", ["thread", "asyncio"])
@@ -95,10 +86,11 @@ async def test_processes_share_one_file(tmp_path: Path, connect: Any) -> None:
     assert sorted(claim.input for claim in claimed) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("options", [{"launch_mode": "mp"}, {"n_workers": 2}])
-def test_processes_cannot_share_memory(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0, **options)
+def test_processes_cannot_share_memory() -> None:
+    options: list[Any] = [{"launch_mode": "mp"}, {"n_workers": 2}]
+    for each in options:
+        with pytest.raises(ConfigurationError):
+            LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0, **each)
 
 
 async def test_serving_for_ever_ends_with_its_task_and_ends_what_waits(connect: Any, eventually: Any) -> None:
@@ -187,21 +179,12 @@ async def test_call_that_waits_is_told_to_ask_again_when_the_server_stops(
     asking = asyncio.create_task(session.get(f"{server.endpoint}/dequeue_rollout?wait=60"))
     await eventually(lambda: server.app.service.waiting_calls == 1)
 
-    await asyncio.wait_for(server.stop(), 30)
+    server.app.service.close()
     answer = await asyncio.wait_for(asking, 30)
 
-    assert answer.status == 503
-    assert (await answer.json())["error_type"] == "StoreUnavailable"
-
-
-@pytest.mark.parametrize("call", ["dequeue_rollout?wait=60", "v1/agl/notices?after=0&wait=60", "ready"])
-async def test_server_that_shuts_down_begins_no_new_wait(call: str, serve: Any) -> None:
-    server = await serve()
-    server.app.service.close()
-
-    answer = await fetched(f"{server.endpoint}/{call}")
-
-    assert answer.status_code == 503
+    assert (answer.status, (await answer.json())["error_type"]) == (503, "StoreUnavailable")
+    for call in ("dequeue_rollout?wait=60", "v1/agl/notices?after=0&wait=60", "ready"):  # no new wait begins
+        assert (await fetched(f"{server.endpoint}/{call}")).status_code == 503
 
 
 # ---------------------------------------------------------------------- health and metrics
@@ -210,33 +193,23 @@ async def test_server_that_shuts_down_begins_no_new_wait(call: str, serve: Any) 
 class Unavailable(InMemoryLightningStore):
     """Answers nothing but an error."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
+    error: Exception
 
     async def statistics(self) -> Any:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("no"), OSError("disk"), sqlite3.OperationalError("x")], ids=repr)
-async def test_broken_store_is_alive_but_not_ready(error: Exception, serve: Any) -> None:
-    server = await serve(Unavailable(error))
+async def test_broken_or_closed_store_is_alive_but_not_ready(serve: Any) -> None:
+    store = Unavailable()
+    server, other = await serve(store), await serve(closing := InMemoryLightningStore())
+    answers = [(await fetched(f"{other.endpoint}/ready")).status_code]
+    await closing.close()
+    answers.append((await fetched(f"{other.endpoint}/ready")).status_code)
 
-    answers = {
-        path: (await fetched(f"{server.endpoint}/{path}")).status_code for path in ("health", "ready", "metrics")
-    }
+    for store.error in (StoreUnavailable("no"), OSError("disk"), sqlite3.OperationalError("x")):
+        answers += [(await fetched(f"{server.endpoint}/{path}")).status_code for path in ("health", "ready", "metrics")]
 
-    assert answers == {"health": 200, "ready": 503, "metrics": 200}
-
-
-async def test_a_closed_store_is_not_ready(serve: Any) -> None:
-    store = InMemoryLightningStore()
-    server = await serve(store)
-    before = (await fetched(f"{server.endpoint}/ready")).status_code
-
-    await store.close()
-
-    assert (before, (await fetched(f"{server.endpoint}/ready")).status_code) == (200, 503)
+    assert answers == [200, 503, *(200, 503, 200) * 3]
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs limits of another process, as Linux has them")
@@ -296,76 +269,40 @@ async def test_metrics_can_be_parsed_and_count_what_happened(serve: Any, connect
     assert samples["agl_store_up",] == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "is_permitted"),
-    [
-        ("health", True),
-        ("v1/agl/health", True),
-        ("ready", True),
-        ("docs", True),
-        ("metrics", False),
-        ("v1/prometheus", False),
-        ("openapi.json", False),
-    ],
-)
-async def test_an_attempt_learns_of_the_server_only_whether_it_runs(path: str, is_permitted: bool, serve: Any) -> None:
-    server = await serve(token=TOKEN)
-    token = sign_token(TOKEN, Scope("attempt", "ro-1", "at-1"), expires_at=None)
-
-    response = await fetched(f"{server.endpoint}/{path}", headers={"Authorization": f"Bearer {token}"})
-
-    assert response.status_code == (200 if is_permitted else 403)
-
-
-@pytest.mark.parametrize("path", ["health", "ready", "metrics", "v1/agl/statistics", "openapi.json", "v1/agl/health"])
-async def test_token_guards_everything(path: str, serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_token_guards_everything(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     server = await serve(token=TOKEN)
-    url = f"{server.endpoint}/{path}"
 
-    refused = [
-        await fetched(url),
-        await fetched(url, headers={"Authorization": "Bearer wrong"}),
-        await fetched(url, headers={"Authorization": f"Basic {TOKEN}"}),
-        await fetched(url, headers={"Authorization": f"Bearer {TOKEN}x"}),
-    ]
-    admitted = await fetched(url, headers={"Authorization": f"bearer {TOKEN}"})
+    for path in ("health", "ready", "metrics", "v1/agl/statistics", "openapi.json", "v1/agl/health"):
+        url = f"{server.endpoint}/{path}"
+        shown = ("Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"bearer {TOKEN}")
+        answers = [await fetched(url), *[await fetched(url, headers={"Authorization": each}) for each in shown]]
 
-    assert [answer.status_code for answer in refused] == [401] * 4
-    assert refused[0].headers["WWW-Authenticate"] == "Bearer"
-    assert admitted.status_code == 200
+        assert [answer.status_code for answer in answers] == [401, 401, 401, 401, 200], path
+        assert answers[0].headers["WWW-Authenticate"] == "Bearer"
     assert TOKEN not in caplog.text
 
 
-@pytest.mark.parametrize("token", ["gehäim", "秘密"])
-async def test_token_beyond_ascii_is_refused_or_works(token: str, serve: Any, connect: Any) -> None:
-    try:
-        server = await serve(token=token)
-    except ConfigurationError:
-        return
+async def test_an_attempt_learns_of_the_server_only_whether_it_runs(serve: Any) -> None:
+    server = await serve(token=TOKEN)
+    headers = {"Authorization": f"Bearer {sign_token(TOKEN, Scope('attempt', 'ro-1', 'at-1'), expires_at=None)}"}
+    statuses = dict.fromkeys(("health", "v1/agl/health", "ready", "docs"), 200)
+    statuses |= dict.fromkeys(("metrics", "v1/prometheus", "openapi.json"), 403)
 
-    assert (await connect(server.endpoint, token=token).statistics())["total_rollouts"] == 0
+    found = {path: (await fetched(f"{server.endpoint}/{path}", headers=headers)).status_code for path in statuses}
+
+    assert found == statuses
 
 
-@pytest.mark.parametrize(
-    ("host", "token", "warns"),
-    [
-        ("0.0.0.0", None, True),
-        ("::", None, True),
-        ("10.1.2.3", None, True),
-        ("0.0.0.0", TOKEN, False),
-        ("127.0.0.1", None, False),
-        ("localhost", None, False),
-        ("::1", None, False),
-        (None, None, False),
-    ],
-)
-def test_public_address_without_a_token_is_warned_of(
-    host: str | None, token: str | None, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    LightningStoreServer(InMemoryLightningStore(), host, 0, token=token)
+def test_public_address_without_a_token_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    public = [(host, None) for host in ("0.0.0.0", "::", "10.1.2.3")]
+    guarded = [("0.0.0.0", TOKEN), ("127.0.0.1", None), ("localhost", None), ("::1", None), (None, None)]
 
-    assert bool([r for r in caplog.records if r.levelno == logging.WARNING and "token" in r.getMessage()]) is warns
+    for host, token in (*public, *guarded):
+        caplog.clear()
+        LightningStoreServer(InMemoryLightningStore(), host, 0, token=token)
+        warnings = [r for r in caplog.records if r.levelno == logging.WARNING and "token" in r.getMessage()]
+        assert bool(warnings) is ((host, token) in public), host
 
 
 # ---------------------------------------------------------------------- slow clients

@@ -33,8 +33,8 @@ async def read(bodies: Bodies, request: Request, max_bytes: int = 100 * MEGABYTE
         return body
 
 
-@pytest.mark.parametrize("size", [6, 300_000, 3 * MEGABYTE], ids=["small", "large", "very large"])
-@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "GZip"])
+@pytest.mark.parametrize("size", [6, 3 * MEGABYTE], ids=["small", "large"])
+@pytest.mark.parametrize("encoding", ["", "gzip"])
 @pytest.mark.parametrize("is_announced", [True, False], ids=["announced", "chunked"])
 async def test_a_body_is_read_whole_and_decompressed(size: int, encoding: str, is_announced: bool) -> None:
     plain = b"a" * size
@@ -169,13 +169,13 @@ async def test_room_is_given_in_the_order_of_requests() -> None:
 
 
 MANY = 200_001
-REFUSED = {
-    "empty lists": b"[" + b"[]," * MANY + b"[]]",
-    "numbers": b"[" + b"1," * MANY + b"1]",
-    "texts": b"[" + b'"a",' * MANY + b"1]",
-    "objects": b"[" + b'{"a":1},' * (MANY // 2 + 1) + b"1]",
-    "no JSON": b'"' * 4 * MANY + b'""""',
-}
+REFUSED = (
+    b"[" + b"[]," * MANY + b"[]]",
+    b"[" + b"1," * MANY + b"1]",
+    b"[" + b'"a",' * MANY + b"1]",
+    b"[" + b'{"a":1},' * (MANY // 2 + 1) + b"1]",
+    b'"' * 4 * MANY + b'""""',  # no JSON
+)
 TAKEN = {
     "prose": orjson.dumps({"a": "He came, he saw, [he] {left}. " * MANY}),
     "escaped quotes": orjson.dumps({"a": '\\",' * MANY}),
@@ -184,16 +184,16 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
-def test_a_body_with_too_many_values_is_refused(body: bytes) -> None:
-    with pytest.raises(PayloadTooLarge, match="more than 200000 values"):
-        check_values(body)
+def test_a_body_with_too_many_values_is_refused() -> None:
+    for body in REFUSED:
+        with pytest.raises(PayloadTooLarge, match="more than 200000 values"):
+            check_values(body)
 
 
 @pytest.mark.parametrize("body", TAKEN.values(), ids=TAKEN)
-@pytest.mark.parametrize("shift", range(3))
-def test_what_stands_in_texts_does_not_count(body: bytes, shift: int) -> None:
-    check_values(b" " * shift + body)
+def test_what_stands_in_texts_does_not_count(body: bytes) -> None:
+    for shift in range(3):
+        check_values(b" " * shift + body)
 
 
 async def test_a_large_body_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,33 +112,20 @@ def test_command_serves_a_file_and_ends_with_nothing_left(
     assert sorted(file.name for file in store_path.parent.iterdir()) == ["runs.db"]
 
 
-def test_file_is_shown_while_another_process_writes_to_it(store_path: Path) -> None:
+def test_address_alone_permits_to_look_and_to_change_nothing(store_path: Path) -> None:
     async def write() -> None:
         async with SqliteLightningStore(store_path) as store:
             await finished(store, "two")
 
-    with running(store_path) as (_, url):
-        assert total(url) == 1
-        asyncio.run(write())
-        assert total(url) == 2
-
-
-@pytest.mark.parametrize("token", [None, "guessed", "in-the-environment"])
-def test_nobody_without_the_address_can_look(store_path: Path, token: str | None) -> None:
-    with running(store_path, AGL_STORE_TOKEN="in-the-environment") as (_, url):
-        assert refusal(url, "/v1/agl/rollouts", token=token) == 401
-
-
-def test_address_permits_to_read_and_not_to_enqueue(store_path: Path) -> None:
     body = b'{"rollouts": [{"input": "mine"}]}'
-    with running(store_path) as (_, url):
-        assert refusal(url, "/v1/agl/queues/rollouts/enqueue", token=token_in(url), body=body) == 403
+    with running(store_path, AGL_STORE_TOKEN="in-the-environment") as (_, url), running(store_path) as (_, second):
+        assert token_in(url) != token_in(second)
         assert total(url) == 1
-
-
-def test_every_start_has_a_token_of_its_own(store_path: Path) -> None:
-    with running(store_path) as (_, first), running(store_path) as (_, second):
-        assert token_in(first) != token_in(second)
+        asyncio.run(write())  # while it is shown
+        for token in (None, "guessed", "in-the-environment", token_in(second)):
+            assert refusal(url, "/v1/agl/rollouts", token=token) == 401
+        assert refusal(url, "/v1/agl/queues/rollouts/enqueue", token=token_in(url), body=body) == 403
+        assert total(url) == 2
 
 
 async def test_printed_address_works_in_any_browser(store_path: Path, devtools: str) -> None:
@@ -172,7 +159,9 @@ def opened_by_command(path: Path, folder: Path) -> Iterator[tuple[str, str]]:
             process.kill()
 
 
-def test_command_line_of_the_browser_does_not_tell_the_token(store_path: Path, tmp_path: Path) -> None:
+async def test_browser_is_given_a_file_that_leads_to_the_page_and_no_token(
+    store_path: Path, tmp_path: Path, page: Page
+) -> None:
     with opened_by_command(store_path, tmp_path) as (line, given):
         found = ADDRESS.search(line)
         assert found is not None
@@ -180,16 +169,11 @@ def test_command_line_of_the_browser_does_not_tell_the_token(store_path: Path, t
         assert given.startswith("file://")
         assert f'href="{found.group()}"' in file.read_text()
         assert file.parent.stat().st_mode & 0o077 == 0
-
-    assert not file.parent.exists()
-
-
-async def test_file_given_to_the_browser_leads_to_the_page(store_path: Path, tmp_path: Path, page: Page) -> None:
-    with opened_by_command(store_path, tmp_path) as (_, given):
         await page.goto(given)
-
         await page.until("document.querySelector('[data-count=succeeded]')?.innerText === '1'")
         assert await page.ask("location.hash") == ""
+
+    assert not file.parent.exists()
 
 
 def test_chosen_port_is_used_and_a_taken_one_refused(store_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,22 +194,14 @@ def test_missing_file_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"something else entirely"], ids=["empty", "text"])
-def test_what_is_no_store_is_refused_and_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
-) -> None:
+def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "notes.txt"
-    file.write_bytes(content)
-
-    assert main(["dashboard", str(file)]) == 1
-
-    assert "is not a store" in capsys.readouterr().err
-    assert file.read_bytes() == content
-
-
-def test_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content in (b"", b"something else entirely"):
+        file.write_bytes(content)
+        assert main(["dashboard", str(file)]) == 1
+        assert "is not a store" in capsys.readouterr().err
+        assert file.read_bytes() == content
     assert main(["dashboard", str(tmp_path)]) == 1
-
     assert "is not a store" in capsys.readouterr().err
 
 
@@ -237,17 +213,12 @@ def address() -> Iterator[str]:
     asyncio.run(server.stop())
 
 
-def test_address_of_a_page_keeps_what_stands_behind_it(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dashboard", f"{address}/dashboard#/rollouts?mode=val"]) == 0
+def test_server_is_named_with_its_page(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ("", "/", "/dashboard", "/dashboard/", "/dashboard#/rollouts?mode=val"):
+        assert main(["dashboard", address + given]) == 0
 
-    assert capsys.readouterr().out == f"The dashboard: {address}/dashboard#/rollouts?mode=val\n"
-
-
-@pytest.mark.parametrize("given", ["", "/", "/dashboard", "/dashboard/"])
-def test_server_is_named_with_its_page(address: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dashboard", address + given]) == 0
-
-    assert capsys.readouterr().out == f"The dashboard: {address}/dashboard\n"
+        behind = given.partition("#")
+        assert capsys.readouterr().out == f"The dashboard: {address}/dashboard{behind[1]}{behind[2]}\n"
 
 
 def test_silent_server_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,10 +231,3 @@ def test_silent_server_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert "does not answer" in capsys.readouterr().err
     assert time.monotonic() - began < PATIENCE_SECONDS
-
-
-def test_help_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["dashboard", "--help"])
-
-    assert "agl dashboard runs.db" in capsys.readouterr().out

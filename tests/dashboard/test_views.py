@@ -7,7 +7,7 @@ import pytest
 
 from agentlightning.errors import SpansEvicted
 from agentlightning.store import InMemoryLightningStore, LightningStore
-from agentlightning.types import AttemptedRollout, RolloutConfig
+from agentlightning.types import AttemptedRollout, PromptTemplate, RolloutConfig
 from tests.dashboard.browser import Page
 from tests.dashboard.conftest import Serve, failed, finished, reward_span, span_of
 
@@ -193,15 +193,7 @@ async def test_rollout_shows_its_span_tree_and_conversation(page: Page, serve: S
     bars = "[...document.querySelectorAll('.track i')].map(e => [e.style.marginInlineStart, e.style.width])"
     assert (await page.ask(bars))[2] == ["50%", "50%"]
     assert await page.ask("document.querySelector('#reward').innerText") == "0.75"
-
-
-async def test_click_on_a_span_shows_its_attributes(page: Page, serve: Serve) -> None:
-    server = await serve()
-    rollout = await trace(server)
-    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
-
     await page.click("details.span:nth-of-type(2) summary")
-
     await page.until_text("gen_ai.usage.prompt_tokens", "details.span:nth-of-type(2) .attributes")
 
 
@@ -243,15 +235,18 @@ async def test_run_shows_its_configuration_summary_and_curves(page: Page, serve:
 async def test_hostile_texts_are_shown_and_not_run(page: Page, serve: Serve) -> None:
     server = await serve()
     hostile = "<img src=x onerror='window.wasRun = true'><script>window.wasRun = true</script>"
-    rollout = await server.start_rollout(hostile, metadata={"note": hostile})
+    rollout = await server.start_rollout({"agent": hostile, "q": hostile}, metadata={"note": hostile})
     await server.add_span(span_of(rollout, hostile, {hostile: hostile, "gen_ai.prompt.0.content": hostile}))
     noted = {"error": {"type": hostile, "message": hostile, "traceback": hostile}}
     await server.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="failed", metadata=noted)
     run = await server.start_run(hostile, config={hostile: hostile})
     await server.add_metrics(run.run_id, 1, {hostile: 1.0})
-    await server.update_worker(hostile)
+    await server.update_worker(hostile, {"host": hostile, "running_attempts": [[rollout.rollout_id, 7], hostile]})
+    for text in (hostile, f"{hostile}!"):
+        resources = await server.add_resources({hostile: PromptTemplate(template=text, engine="f-string")})
 
-    for view in ("", "rollouts", f"rollouts/{rollout.rollout_id}", "runs", f"runs/{run.run_id}"):
+    views = ("", f"rollouts/{rollout.rollout_id}", "runs", f"runs/{run.run_id}", "resources", "workers", "rollouts")
+    for view in (*views, f"resources/{resources.resources_id}"):
         await page.goto(f"{server.endpoint}/dashboard#/{view}")
         await page.until_text("<img src=x onerror=")
     await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
@@ -295,42 +290,23 @@ async def test_spans_that_the_store_dropped_are_told(page: Page, serve: Serve) -
 OUTPUT = "[...document.querySelectorAll('h2')].find(one => one.textContent === 'Output')?.parentElement"
 
 
-async def test_a_rollout_shows_its_output_as_text(page: Page, serve: Serve) -> None:
+async def test_a_long_output_is_folded_and_shown_as_text(page: Page, serve: Serve) -> None:
     server = await serve()
-    rollout = await server.start_rollout("a")
-    output = {"answer": "<img src=x onerror='window.isHacked = true'>"}
-    await server.finish_attempt(rollout.rollout_id, rollout.attempt.attempt_id, "succeeded", output=output)
-
-    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
-    await page.until_text("onerror", "main")
-
-    assert output["answer"] in await page.ask(f"{OUTPUT}.querySelector('pre').innerText")
-    assert await page.ask("document.querySelectorAll('main img').length") == 0
-
-
-async def test_a_long_output_is_folded(page: Page, serve: Serve) -> None:
-    server = await serve()
-    rollout = await server.start_rollout("a")
-    text = "first line\n" + "x" * 5000 + "\nlast line"
+    rollout, other = await server.start_rollout("x" * 300_000), await finished(server, "a")
+    text = "<img src=x onerror='window.isHacked = true'>\n" + "x" * 5000 + "\nlast line"
     await server.finish_attempt(rollout.rollout_id, rollout.attempt.attempt_id, "succeeded", output=text)
 
     await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
-    await page.until_text("first line", "main")
+    await page.until_text("onerror", "main")
+    assert "and 100,000 more letters" in await page.ask("document.querySelector('main').innerText")  # of the input
     folded = await page.ask(f"{OUTPUT}.innerText")
     await page.ask(f"{OUTPUT}.querySelector('summary').click()")
     await page.until_text("last line", "main")
 
     assert "last line" not in folded
-
-
-async def test_a_rollout_without_an_output_shows_none(page: Page, serve: Serve) -> None:
-    server = await serve()
-    rollout = await finished(server, "a", reward=1.0)
-
-    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
-    await page.until_text("Attempt 1", "main")
-
-    assert await page.ask(f"{OUTPUT} === undefined")
+    assert await page.ask("document.querySelectorAll('main img').length") == 0
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{other.rollout_id}")
+    await page.until(f"{OUTPUT} === undefined")
 
 
 async def test_a_run_leads_with_its_verdict_and_so_does_the_overview(page: Page, serve: Serve) -> None:
@@ -354,14 +330,8 @@ async def test_a_run_leads_with_its_verdict_and_so_does_the_overview(page: Page,
 
     await page.until_text("No answer was ever right. <b>Easier</b> tasks.", ".findings")
     assert await page.ask("document.querySelector('.verdict').className") == "verdict warn"
-
-
-async def test_a_summary_that_only_looks_like_a_verdict_is_shown_as_text(page: Page, serve: Serve) -> None:
-    server = await serve()
-    run = await server.start_run("nightly")
-    await server.finish_run(run.run_id, summary={"verdict": {"sentence": 7, "findings": "none"}, "best": 0.25})
-
-    await page.goto(f"{server.endpoint}/dashboard#/runs/{run.run_id}")
-
-    await page.until_text("0.25")
-    assert await page.ask("document.querySelector('.verdict')") is None
+    odd = await server.start_run("odd")
+    await server.finish_run(odd.run_id, summary={"verdict": {"sentence": 7, "findings": "none"}, "best": 0.625})
+    await page.goto(f"{server.endpoint}/dashboard#/runs/{odd.run_id}")
+    await page.until_text("0.625")
+    assert await page.ask("document.querySelector('.verdict')") is None  # it only looks like one

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
@@ -196,11 +196,13 @@ def spans(draw: st.DrawFn) -> Span:
     return Span.model_validate({**span.model_dump(), **parts, **draw(st.just({}) | st.just({"tenant": {"id": 1}}))})
 
 
+@settings(max_examples=15)
 @given(span=spans())
 def test_any_span_is_written_as_the_model_writes_itself(span: Span) -> None:
     assert json.loads(span_as_json(span)) == json.loads(span.model_dump_json())
 
 
+@settings(max_examples=15)
 @given(span=spans())
 def test_a_span_of_any_size_above_the_limit_is_refused(span: Span) -> None:
     with pytest.raises(PayloadTooLarge):

@@ -4,12 +4,13 @@ import asyncio
 import gc
 import inspect
 import math
+import sys
 from typing import Any
 
 import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm, FunctionalAlgorithm, algo
+from agentlightning.algorithm import Algorithm, FunctionalAlgorithm, algo
 from agentlightning.algorithm.utils import (
     batch_iter_over_dataset,
     report_metrics,
@@ -19,6 +20,7 @@ from agentlightning.algorithm.utils import (
 )
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore
+from tests import warm_python
 
 
 class Careless(Algorithm):
@@ -55,12 +57,6 @@ def test_an_algorithm_must_say_how_it_runs() -> None:
         Careless()()
     with pytest.raises(NotImplementedError):
         Careless().get_client()
-
-
-def test_an_algorithm_knows_whether_it_is_a_coroutine() -> None:
-    assert not Careless().is_async()
-    assert Baseline().is_async()
-    assert isinstance(Baseline(), FastAlgorithm)
 
 
 # ---------------------------------------------------------------------- functions
@@ -141,15 +137,10 @@ def test_a_small_data_set_comes_whole(batch_size: int) -> None:
     assert [sorted(next(batches)) for _ in range(3)] == [[1, 2, 3]] * 3
 
 
-def test_an_empty_data_set_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="empty data set"):
-        next(batch_iter_over_dataset([], 3))
-
-
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_batches_of_nothing_are_refused(batch_size: int) -> None:
-    with pytest.raises(ConfigurationError, match="batch_size"):
-        next(batch_iter_over_dataset([1, 2], batch_size))
+@pytest.mark.parametrize(("dataset", "size"), [([], 3), ([1, 2], 0)], ids=["empty data set", "batch_size"])
+def test_batches_of_nothing_are_refused(dataset: list[int], size: int, request: pytest.FixtureRequest) -> None:
+    with pytest.raises(ConfigurationError, match=request.node.callspec.id):
+        next(batch_iter_over_dataset(dataset, size))
 
 
 def test_a_batch_of_two_passes_has_no_number_twice() -> None:
@@ -231,18 +222,22 @@ async def test_a_proxy_that_runs_is_left_running() -> None:
     assert proxy.log == []
 
 
-def test_a_plain_method_cannot_have_a_proxy_handed_in() -> None:
+def test_what_cannot_have_a_proxy_handed_in_is_refused() -> None:
     def run(self: Any, proxy: Any) -> None: ...
 
     with pytest.raises(ConfigurationError, match="write it as async def run"):
         with_llm_proxy()(run)
-
-
-def test_the_decorator_of_proxies_is_used_with_parentheses() -> None:
-    async def run(self: Any, proxy: Any) -> None: ...
-
     with pytest.raises(ConfigurationError, match="used with parentheses"):
         with_llm_proxy(run)  # type: ignore[arg-type] # as a user may who forgets them
+
+
+def test_algorithms_can_be_imported_and_set_up_without_what_they_compute_with() -> None:
+    packages = "agentlightning.algorithm.grpo, agentlightning.algorithm.sft, agentlightning.algorithm.gepa"
+    made = "agentlightning.algorithm.grpo.LearnerSettings(); agentlightning.algorithm.verl.VERL({'data': {}})"
+    heavy = "{'torch', 'gepa', 'verl', 'ray', 'vllm'}"
+    code = f"import sys, {packages}, agentlightning.algorithm.verl; {made}; assert not {heavy} & sys.modules.keys()"
+
+    warm_python.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_an_algorithm_is_still_the_function() -> None:

@@ -202,7 +202,7 @@ def test_comparisons_that_do_not_take_place_leave_their_share_to_the_others() ->
 
 @pytest.mark.slow
 def test_runs_without_a_better_candidate_are_seldom_wrong_and_short() -> None:
-    command = [sys.executable, str(WORKLOAD), "--runs", "16", "--pairs", "100", "--apo-runs", "4", "--json"]
+    command = [sys.executable, str(WORKLOAD), "--runs", "8", "--pairs", "100", "--apo-runs", "2", "--json"]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
@@ -210,12 +210,12 @@ def test_runs_without_a_better_candidate_are_seldom_wrong_and_short() -> None:
     figures = json.loads(done.stdout)
     runs = figures["false_promotions"]
     assert fmean(row["rate"] for row in runs) <= 0.05
-    assert all(row["rate"] <= 0.125 for row in runs)  # 2 of 16
+    assert all(row["rate"] <= 0.125 for row in runs)  # 1 of 8
     assert all(row["naive_rate"] > 0.8 and row["pairs_per_comparison"] < 70 for row in runs)
     gains = {row["gain"]: row for row in figures["savings"]}
     assert gains[0.5]["found"] >= 0.95
     assert gains[0.5]["pairs"] < gains[0.5]["known_gain_pairs"]
     whole = figures["whole_runs"]
-    assert fmean(row["rate"] for row in whole) <= 0.125  # 1 of 8
+    assert fmean(row["rate"] for row in whole) == 0
     assert fmean(row["naive_rate"] for row in whole) >= 0.5
     assert all(row["saved"] > 0.5 for row in whole)

@@ -43,22 +43,13 @@ def test_rewards_from_0_to_1_count_one_more_that_was_not_seen(values: list[float
     assert [told.low, told.high] == pytest.approx([low, high], abs=1e-6)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.001, 0.3, 0.5, 0.999, 1.0])
-@pytest.mark.parametrize("n", [1, 2, 5, 1000])
+@pytest.mark.parametrize("value", [0.0, 0.001, 0.5, 1.0])
+@pytest.mark.parametrize("n", [1, 5, 1000])
 def test_rewards_that_are_all_the_same_prove_no_mean(value: float, n: int) -> None:
     told = estimate([value] * n)
 
     assert 0 <= told.low <= value <= told.high <= 1
     assert told.high - told.low > 1 / (n + 1)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_bounds_of_rewards_from_0_to_1_stay_there_and_hold_the_mean(seed: int) -> None:
-    rng = random.Random(seed)
-    values = [min(1.0, rng.betavariate(0.2, 0.1) * 1.05) for _ in range(rng.randint(1, 30))]
-    told = estimate(values)
-
-    assert 0 <= told.low <= told.mean <= told.high <= 1
 
 
 def test_no_rewards_have_no_mean() -> None:
@@ -91,7 +82,7 @@ def _drawn(rng: random.Random, kind: str) -> float:
     return rng.betavariate(alpha, beta)
 
 
-@pytest.mark.parametrize("n", [5, 20, 80])
+@pytest.mark.parametrize("n", [5, 40])
 @pytest.mark.parametrize(
     ("kind", "mean"),
     [
@@ -104,8 +95,9 @@ def _drawn(rng: random.Random, kind: str) -> float:
 )
 def test_intervals_hold_the_true_mean_at_least_about_as_often_as_they_say(kind: str, mean: float, n: int) -> None:
     rng = random.Random(f"{kind} {n}")
-    told = [estimate([_drawn(rng, kind) for _ in range(n)]) for _ in range(400)]
+    told = [estimate([_drawn(rng, kind) for _ in range(n)]) for _ in range(300)]
 
+    assert all(0 <= one.low <= one.mean <= one.high <= 1 for one in told)
     held = sum(one.low <= mean <= one.high for one in told)
     assert held / len(told) >= 0.93
 

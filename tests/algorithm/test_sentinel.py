@@ -53,7 +53,7 @@ def noisy(start: float, end: float, seed: int, steps: int = 24, error: float = 0
     return [start + (end - start) * step / steps + chance.gauss(0, error) for step in range(steps)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_loophole_is_found_and_a_healthy_run_left_alone(seed: int) -> None:
     errors = [0.03] * 24
     hacked = {"reward/mean": noisy(0.2, 0.9, seed), "watched/mean": noisy(0.6, 0.2, -seed), "watched/error": errors}

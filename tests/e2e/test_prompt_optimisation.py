@@ -19,4 +19,4 @@ def test_a_prompt_climbs_from_below_04_to_above_09(seed: int) -> None:
     assert climbed.best_test_score > 0.9
     assert gain.low > 0
     (run,) = asyncio.run(climbed.store.query_runs(name="apo"))
-    assert Lineage.of_run(run).ancestry(climbed.result.best_version) == climbed.apo.lineage()
+    assert Lineage.of_run(run).ancestry(climbed.result.best_version) == climbed.algorithm.lineage()

@@ -23,8 +23,7 @@ critique says, and reflects as GEPA asks. Of its answers as an optimiser the sha
 its placeholder or with a broken one, a rambling prompt, nonsense, an empty answer, or status 429.
 
 All chance is drawn from the seed, the text of the request and how often that text came before. So concurrent callers
-get the same answers in any order, and somebody who asks again may get another. A steady model draws from what it is
-asked alone: ids and times of traces, and how often a question came before, make no difference to it.
+get the same answers in any order, and somebody who asks again may get another.
 """
 
 import json
@@ -41,11 +40,9 @@ from tests.simulated_model.bookings import Case, Request, cases_of, request_of, 
 from tests.simulated_model.optimiser import (
     CRITIQUE_FAULTS,
     EDIT_FAULTS,
-    Kind,
     criticise,
     edit,
     kind_of,
-    prompt_in,
     reflect,
     spoilt,
 )
@@ -73,7 +70,6 @@ class SimulatedModel:
         seed: Another seed is another row of chances.
         noise: How often a wrong room is named although the rules are known.
         faults: How often the optimiser's answers go wrong.
-        is_steady: Whether the same question always has the same answer.
         models: The names it answers to.
     """
 
@@ -83,23 +79,19 @@ class SimulatedModel:
         *,
         noise: float = 0.02,
         faults: float = 0.0,
-        is_steady: bool = False,
         models: tuple[str, ...] = (MODEL, *OPTIMISER_MODELS),
     ) -> None:
         self.seed = seed
         self.noise = noise
         self.faults = faults
-        self.is_steady = is_steady
         self.models = models
         self.url = ""
         """Base URL for OpenAI's client, once it is served."""
-        self.requests: list[script.Request] = []
         self._asked: Counter[str] = Counter()
         self._served = ExitStack()
 
     def __enter__(self) -> Self:
-        model = self._served.enter_context(running(Script(self.react), models=self.models))
-        self.url, self.requests = model.openai_url, model.requests
+        self.url = self._served.enter_context(running(Script(self.react), models=self.models)).openai_url
         return self
 
     def __exit__(
@@ -107,19 +99,11 @@ class SimulatedModel:
     ) -> None:
         self._served.close()
 
-    def requests_for(self, kind: Kind) -> list[script.Request]:
-        """The requests that asked for this."""
-        return [request for request in self.requests if kind_of(request.prompt) == kind]
-
     def react(self, request: script.Request) -> Turn:
-        """The turn for a request; a choice each, if several are wanted."""
-        choices = [self._turn(request) for _ in range(request.body.get("n") or 1)]
-        failure = next((turn for turn in choices if isinstance(turn, Failure)), None)
-        return failure or [turn for turn in choices if not isinstance(turn, Failure)]
-
-    def _turn(self, request: script.Request) -> str | script.Answer | Failure:
+        """The turn for a request."""
         kind = kind_of(request.prompt)
-        rng = self._chance(request.prompt)
+        self._asked[request.prompt] += 1
+        rng = random.Random(f"{self.seed} {self._asked[request.prompt]} {request.prompt}")
         if kind == "answer":
             return self._answered(request, rng)
         write = {"critique": criticise, "edit": edit, "reflect": reflect}[kind]
@@ -130,12 +114,6 @@ class SimulatedModel:
         if fault == "rate limit":
             return Failure(429, "Rate limit reached.", retry_after_seconds=RETRY_AFTER_SECONDS)
         return spoilt(written, fault)
-
-    def _chance(self, prompt: str) -> random.Random:
-        if self.is_steady:
-            return random.Random(f"{self.seed} {_question(prompt)}")
-        self._asked[prompt] += 1
-        return random.Random(f"{self.seed} {self._asked[prompt]} {prompt}")
 
     # ------------------------------------------------------------------ the assistant
 
@@ -157,15 +135,6 @@ class SimulatedModel:
             return str(right)
         others = [room.name for room in case.rooms if room.name != right.room]
         return str(replace(right, room=rng.choice(others or ["none"])))
-
-
-def _question(prompt: str) -> str:
-    """What a text asks, without what differs from one trace to the next."""
-    kind = kind_of(prompt)
-    if kind not in ("critique", "reflect"):
-        return prompt
-    cases = [(str(case.request), None if case.answer is None else str(case.answer)) for case in cases_of(prompt)]
-    return f"{kind} {prompt_in(prompt)} {cases}"
 
 
 def _call(tool: dict[str, Any], wanted: Request) -> ToolCall:

@@ -1,214 +1,160 @@
 """Every fault is named by its own name, with the figure that shows it; a healthy run has none."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from agentlightning.algorithm.batches import Batches
 from agentlightning.verdict import FINDINGS, Verdict, verdict_of_rollout, verdict_of_run
 from agentlightning.verdict.verdict import Outcome
 from tests.verdict.recorded import Recorded, learned
 
 MIXED: list[float | None] = [0.0, 1.0, 0.0, 1.0]
+NONE: list[float | None] = [None] * 4
 SAME = [[7, 8]] * 4
-Fault = Callable[[Recorded], Awaitable[None]]
+Points = list[dict[str, float]]
 
 
-async def groups(run: Recorded, count: int, rewards: list[float | None], **options: Any) -> None:
-    for step in range(count):
-        await run.group(rewards, step=step, **options)
+@dataclass(frozen=True)
+class Fault:
+    """What a run with a fault leaves in the store, and what the verdict says of it."""
+
+    name: str
+    figure: str = ""
+    """In the sentence."""
+    groups: Sequence[list[float | None]] = (MIXED, MIXED)
+    """The rewards of each group, one group a step."""
+    points: Points = field(default_factory=list)
+    """The metrics of each step."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the groups."""
 
 
-async def nothing_ran(run: Recorded) -> None:
-    from agentlightning.algorithm.batches import Batches
-
-    await Batches(run.store).send([1, 2], metadata={"run_id": run.run_id})
-
-
-async def failed(run: Recorded) -> None:
-    await groups(run, 3, [None] * 4, status="failed", error="KeyError: 'nmae'")
+def curve(**figures: Sequence[float]) -> Points:
+    """Steps with these figures."""
+    return [learned(**dict(zip(figures, values, strict=True))) for values in zip(*figures.values(), strict=True)]
 
 
-async def timeout(run: Recorded) -> None:
-    await groups(run, 2, [None] * 4, status="timeout")
-
-
-async def lost_workers(run: Recorded) -> None:
-    await groups(run, 2, [None] * 4, status="unresponsive")
-
-
-async def model_calls_failed(run: Recorded) -> None:
-    await groups(run, 2, MIXED, call_error="Rate limit reached")
-
-
-async def no_reward(run: Recorded) -> None:
-    await groups(run, 2, [None] * 4)
-
-
-async def bad_reward(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(learned(**{"skipped/bad_reward": 3.0}))
-
-
-async def no_model_calls(run: Recorded) -> None:
-    await groups(run, 2, MIXED, calls=0)
-    await run.metrics(learned())
-
-
-async def ids_missing(run: Recorded) -> None:
-    await groups(run, 2, MIXED, ids=False)
-    await run.metrics(learned())
-
-
-async def cut_off(run: Recorded) -> None:
-    await groups(run, 2, MIXED, finish="length")
-
-
-async def groups_too_small(run: Recorded) -> None:
-    await groups(run, 4, [1.0])
-    await run.metrics(learned(**{"skipped/group_too_small": 8.0}))
-
-
-async def too_long(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(learned(**{"skipped/too_long": 8.0}))
-
-
-async def too_stale(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(learned(**{"skipped/too_stale": 8.0}))
-
-
-async def too_easy_or_too_hard(run: Recorded) -> None:
-    for step in range(4):
-        await run.group([float(step % 2)] * 4, step=step)
-
-
-async def all_right(run: Recorded) -> None:
-    await groups(run, 4, [1.0] * 4)
-
-
-async def all_wrong(run: Recorded) -> None:
-    await groups(run, 4, [0.0] * 4)
-
-
-async def constant_reward(run: Recorded) -> None:
-    await groups(run, 4, [0.5] * 4)
-
-
-async def collapsed(run: Recorded) -> None:
-    await groups(run, 4, [0.0] * 4, answers=SAME)
-    await run.metrics(learned(entropy=1.0), learned(entropy=0.001))
-
-
-async def collapsed_while_learning(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(*(learned(reward=r, entropy=e) for r, e in [(0.2, 1), (0.8, 0.5), *[(0.1, 0.001)] * 4]))
-
-
-async def same_answers(run: Recorded) -> None:
-    await groups(run, 4, [0.0] * 4, answers=SAME)
-
-
-async def noisy_reward(run: Recorded) -> None:
-    await groups(run, 4, MIXED, answers=SAME)
-
-
-async def learning_rate_too_high(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(*(learned(reward=r, entropy=e) for r, e in [(0.3, 1), (0.6, 1.1), *[(0.0, 4.0)] * 4]))
-
-
-async def model_jumped(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(learned(kl=0.01), learned(kl=2.5))
-
-
-async def reward_hacking(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    watched = [{"watched/mean": 0.9 - 0.08 * step, "watched/error": 0.01} for step in range(10)]
-    await run.metrics(*(learned(reward=0.5, **one) | {"reward/mean": 0.1 * i} for i, one in enumerate(watched)))
-
-
-async def ran_away(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(*(learned(**{"answers/tokens": 10.0 * 2**step}) for step in range(8)))
-
-
-async def learning_rate_too_low(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(*[learned(kl=1e-9)] * 6)
-
-
-async def one_task(run: Recorded) -> None:
-    await groups(run, 5, MIXED, task="the same")
-    await run.metrics(*[learned()] * 6)
-
-
-async def few_steps(run: Recorded) -> None:
-    await groups(run, 2, MIXED)
-    await run.metrics(learned(), learned())
-
-
-async def weak_agent(run: Recorded) -> None:
-    await groups(run, 2, [0.0, 0.25, 0.5, 0.25], agent="critic")
-    await groups(run, 2, [1.0, 0.5, 1.0, 0.5], agent="solver")
-
-
-FAULTS: dict[str, tuple[Fault, str, str]] = {
-    "nothing ran": (nothing_ran, "nothing_ran", "2 rollouts wait in the queue"),
-    "the agent raises": (failed, "failed", "12 of 12 rollouts failed, most often with: KeyError: 'nmae'"),
-    "attempts run out of time": (timeout, "timeout", "8 of 8 rollouts ran out of time"),
-    "workers are lost": (lost_workers, "lost_workers", "8 of 8 rollouts lost the worker"),
-    "the backend refuses": (
-        model_calls_failed,
+FELL = curve(reward=[0.3, 0.6, 0, 0, 0, 0], entropy=[1, 1.1, 4, 4, 4, 4])
+COLLAPSED = curve(reward=[0.2, 0.8, 0.1, 0.1, 0.1, 0.1], entropy=[1, 0.5, *[0.001] * 4])
+FAULTS = {
+    "the agent raises": Fault(
+        "failed",
+        "12 of 12 rollouts failed, most often with: KeyError: 'nmae'",
+        [NONE] * 3,
+        options={"status": "failed", "error": "KeyError: 'nmae'"},
+    ),
+    "attempts run out of time": Fault(
+        "timeout", "8 of 8 rollouts ran out of time", [NONE] * 2, options={"status": "timeout"}
+    ),
+    "workers are lost": Fault(
+        "lost_workers", "8 of 8 rollouts lost the worker", [NONE] * 2, options={"status": "unresponsive"}
+    ),
+    "the backend refuses": Fault(
         "model_calls_failed",
         "8 of 8 model calls failed, most often with: 429",
+        options={"call_error": "Rate limit reached"},
     ),
-    "no reward arrives": (no_reward, "no_reward", "8 of 8 rollouts that succeeded left no reward"),
-    "rewards are not finite": (bad_reward, "bad_reward", "3 rewards are not finite"),
-    "the model is not called": (no_model_calls, "no_model_calls", "In 8 of 8 rollouts no model call"),
-    "calls without token ids": (ids_missing, "ids_missing", "8 of 8 model calls have no token ids"),
-    "answers are cut off": (cut_off, "cut_off", "8 of 8 answers were cut off"),
-    "groups too small": (groups_too_small, "groups_too_small", "8 of 8 rollouts had no sibling"),
-    "sequences too long": (too_long, "too_long", "8 sequences of 8 rollouts are longer"),
-    "samples too old": (too_stale, "too_stale", "weights too old"),
-    "tasks too easy or too hard": (too_easy_or_too_hard, "too_easy_or_too_hard", "always solved or never (0.50"),
-    "all right": (all_right, "all_right", "nothing left to learn"),
-    "all wrong": (all_wrong, "all_wrong", "no answer was ever right"),
-    "constant reward": (constant_reward, "constant_reward", "every rollout got 0.5"),
-    "collapsed at the end": (collapsed, "collapsed", "entropy 0.001"),
-    "collapsed on the way": (collapsed_while_learning, "collapsed", "entropy fell from 1.00 to 0.001"),
-    "seed fixed by the agent": (same_answers, "same_answers", "all answers of a group are the same, token by token"),
-    "random reward": (noisy_reward, "noisy_reward", "in 8 of 12 cases"),
-    "answers grow": (ran_away, "ran_away", "Answers grew from"),
-    "the model falls apart": (learning_rate_too_high, "learning_rate_too_high", "entropy rose from 1.00 to 4.00"),
-    "one step goes too far": (model_jumped, "learning_rate_too_high", "changed by 2.50 nats"),
-    "steps too small": (learning_rate_too_low, "learning_rate_too_low", "did not change"),
-    "one task alone": (one_task, "one_task", "have the same task"),
-    "too few steps": (few_steps, "few_steps", "Only 2 steps"),
-    "one of several agents is weak": (weak_agent, "weak_agent", "Agent 'critic' has the lowest reward: 0.25 in the"),
+    "no reward arrives": Fault("no_reward", "8 of 8 rollouts that succeeded left no reward", [NONE] * 2),
+    "rewards are not finite": Fault(
+        "bad_reward", "3 rewards are not finite", points=[learned(**{"skipped/bad_reward": 3.0})]
+    ),
+    "the model is not called": Fault(
+        "no_model_calls", "In 8 of 8 rollouts no model call", points=[learned()], options={"calls": 0}
+    ),
+    "calls without token ids": Fault(
+        "ids_missing", "8 of 8 model calls have no token ids", points=[learned()], options={"ids": False}
+    ),
+    "answers are cut off": Fault("cut_off", "8 of 8 answers were cut off", options={"finish": "length"}),
+    "groups too small": Fault(
+        "groups_too_small",
+        "8 of 8 rollouts had no sibling",
+        [[1.0]] * 4,
+        [learned(**{"skipped/group_too_small": 8.0})],
+    ),
+    "sequences too long": Fault(
+        "too_long", "8 sequences of 8 rollouts are longer", points=[learned(**{"skipped/too_long": 8.0})]
+    ),
+    "samples too old": Fault("too_stale", "weights too old", points=[learned(**{"skipped/too_stale": 8.0})]),
+    "tasks too easy or too hard": Fault(
+        "too_easy_or_too_hard", "always solved or never (0.50", [[0.0] * 4, [1.0] * 4] * 2
+    ),
+    "all right": Fault("all_right", "nothing left to learn", [[1.0] * 4] * 4),
+    "all wrong": Fault("all_wrong", "no answer was ever right", [[0.0] * 4] * 4),
+    "constant reward": Fault("constant_reward", "every rollout got 0.5", [[0.5] * 4] * 4),
+    "collapsed at the end": Fault(
+        "collapsed", "entropy 0.001", [[0.0] * 4] * 4, curve(entropy=[1.0, 0.001]), {"answers": SAME}
+    ),
+    "collapsed on the way": Fault("collapsed", "entropy fell from 1.00 to 0.001", points=COLLAPSED),
+    "seed fixed by the agent": Fault(
+        "same_answers",
+        "all answers of a group are the same, token by token",
+        [[0.0] * 4] * 4,
+        options={"answers": SAME},
+    ),
+    "random reward": Fault("noisy_reward", "in 8 of 12 cases", [MIXED] * 4, options={"answers": SAME}),
+    "answers grow": Fault(
+        "ran_away", "Answers grew from", points=[learned(**{"answers/tokens": 10.0 * 2**step}) for step in range(8)]
+    ),
+    "the model falls apart": Fault("learning_rate_too_high", "entropy rose from 1.00 to 4.00", points=FELL),
+    "one step goes too far": Fault("learning_rate_too_high", "changed by 2.50 nats", points=curve(kl=[0.01, 2.5])),
+    "steps too small": Fault("learning_rate_too_low", "did not change", points=curve(kl=[1e-9] * 6)),
+    "one task alone": Fault("one_task", "have the same task", [MIXED] * 5, [learned()] * 6, {"task": "the same"}),
+    "too few steps": Fault("few_steps", "Only 2 steps", points=[learned()] * 2),
 }
 
 
+async def recorded(fault: Fault, run: Recorded | None = None) -> Recorded:
+    run = run or await Recorded().begin()
+    for step, rewards in enumerate(fault.groups):
+        await run.group(rewards, step=step, **fault.options)
+    await run.metrics(*fault.points)
+    return run
+
+
 async def judged(fault: Fault, summary: dict[str, Any] | None = None) -> Verdict:
-    run = await Recorded().begin()
-    await fault(run)
+    run = await recorded(fault)
     return await verdict_of_run(run.store, await run.end(summary))
 
 
-@pytest.mark.parametrize(("fault", "name", "figure"), FAULTS.values(), ids=FAULTS.keys())
-async def test_a_fault_is_the_cause_that_the_verdict_names(fault: Fault, name: str, figure: str) -> None:
-    found = await judged(fault)
-
+def assert_named(found: Verdict, name: str, figure: str) -> None:
     assert found.outcome != "gained"
     assert (found.findings[0].name, figure in found.sentence) == (name, True), found.sentence
     assert found.findings[0].advice
 
 
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+async def test_a_fault_is_the_cause_that_the_verdict_names(fault: Fault) -> None:
+    assert_named(await judged(fault), fault.name, fault.figure)
+
+
+async def test_a_run_of_which_nothing_ran_says_so() -> None:
+    run = await Recorded().begin()
+    await Batches(run.store).send([1, 2], metadata={"run_id": run.run_id})
+
+    found = await verdict_of_run(run.store, await run.end())
+
+    assert_named(found, "nothing_ran", "2 rollouts wait in the queue")
+
+
+async def test_one_of_several_agents_that_is_weak_is_named() -> None:
+    run = await Recorded().begin()
+    for agent, rewards in (("critic", [0.0, 0.25, 0.5, 0.25]), ("solver", [1.0, 0.5, 1.0, 0.5])):
+        await recorded(Fault("", groups=[list(rewards)] * 2, options={"agent": agent}), run)
+
+    found = await verdict_of_run(run.store, await run.end())
+
+    assert_named(found, "weak_agent", "Agent 'critic' has the lowest reward: 0.25 in the")
+
+
 async def test_a_gain_by_a_loophole_is_named_as_such() -> None:
-    found = await judged(reward_hacking)
+    watched = [{"watched/mean": 0.9 - 0.08 * step, "watched/error": 0.01} for step in range(10)]
+    points = [learned(reward=0.1 * step, **one) for step, one in enumerate(watched)]
+
+    found = await judged(Fault("reward_hacking", points=points))
 
     assert (found.outcome, found.findings[0].name) == ("gained", "reward_hacking")
     assert (
@@ -218,29 +164,30 @@ async def test_a_gain_by_a_loophole_is_named_as_such() -> None:
 
 
 def test_every_finding_has_a_fault_that_shows_it() -> None:
-    assert {"reward_hacking", *(name for _, name, _ in FAULTS.values())} == set(FINDINGS)
+    assert {"nothing_ran", "weak_agent", "reward_hacking", *(one.name for one in FAULTS.values())} == set(FINDINGS)
 
 
-async def healthy(run: Recorded) -> None:
-    for step in range(8):
-        await run.group([0.0, 1.0, 1.0, step / 8], step=step)
-    await run.metrics(*(learned(reward=0.2 + 0.1 * step, entropy=1.0 - 0.1 * step) for step in range(8)))
+RISING = [0.2 + 0.1 * step for step in range(8)]
+HEALTHY = Fault(
+    "",
+    "",
+    [[0.0, 1.0, 1.0, step / 8] for step in range(8)],
+    curve(reward=RISING, entropy=[1.2 - one for one in RISING]),
+)
+SOLVED = Fault(
+    "",
+    "",
+    [[1.0] * 4] * 4,
+    curve(reward=[0.2, 0.6, 0.9, 1, 1, 1], entropy=[1, 0.5, 0.1, 0.01, 0.01, 0.01]),
+    {"answers": SAME},
+)
+WEIGHTED = Fault(
+    "", "", [[0.0] * 4] * 8, [learned(reward=one, **{"groups/all": 2.0, "groups/same": 0.0}) for one in RISING]
+)
+"""The first reward is always the same; the sum that is learned from is not."""
 
 
-async def solved(run: Recorded) -> None:
-    await groups(run, 4, [1.0] * 4, answers=SAME)
-    rising = [(0.2, 1.0), (0.6, 0.5), (0.9, 0.1), (1.0, 0.01), (1.0, 0.01), (1.0, 0.01)]
-    await run.metrics(*(learned(reward=r, entropy=e) for r, e in rising))
-
-
-async def weighted(run: Recorded) -> None:
-    """The first reward is always the same; the sum that is learned from is not."""
-    await groups(run, 8, [0.0] * 4)
-    counted = {"groups/all": 2.0, "groups/same": 0.0}
-    await run.metrics(*(learned(reward=0.2 + 0.1 * step, **counted) for step in range(8)))
-
-
-@pytest.mark.parametrize("run", [healthy, solved, weighted])
+@pytest.mark.parametrize("run", [HEALTHY, SOLVED, WEIGHTED], ids=["healthy", "solved", "weighted"])
 async def test_a_healthy_run_has_no_findings(run: Fault) -> None:
     found = await judged(run)
 
@@ -265,15 +212,16 @@ async def test_a_healthy_run_has_no_findings(run: Fault) -> None:
     ids=["gained", "no gain", "lost", "two validations"],
 )
 async def test_validation_says_what_was_gained(summary: dict[str, Any], outcome: str, sentence: str) -> None:
-    found = await judged(healthy, summary)
+    found = await judged(HEALTHY, summary)
 
     assert (found.outcome, found.sentence.startswith(sentence)) == (outcome, True), found.sentence
 
 
 async def test_rollouts_of_another_run_do_not_count() -> None:
     run = await Recorded().begin()
-    await all_wrong(Recorded(run.store, "another"))
-    await healthy(run)
+    other = await Recorded(run.store, "another").begin()
+    await recorded(FAULTS["all wrong"], other)
+    await recorded(HEALTHY, run)
 
     found = await verdict_of_run(run.store, await run.end())
 
@@ -281,7 +229,7 @@ async def test_rollouts_of_another_run_do_not_count() -> None:
 
 
 async def test_a_summary_is_json_and_a_text_lists_the_findings() -> None:
-    found = await judged(all_wrong)
+    found = await judged(FAULTS["all wrong"])
 
     assert found.as_summary()["findings"][0]["figures"] == {"groups": 4, "same": 4, "equal_answers": 0, "reward": 0.0}
     assert str(found).splitlines()[1].startswith("- In 4 of 4 groups all rewards are the same")

@@ -16,7 +16,7 @@ import torch
 
 from agentlightning.algorithm.grpo.checkpoints import Checkpoints
 
-KILLS = 30
+KILLS = 20
 LONGEST_SECONDS = 0.08
 
 

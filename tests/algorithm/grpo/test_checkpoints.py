@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
-from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.errors import ConfigurationError, TrainingError
 from tests import warm_python
-from tests.algorithm.grpo.small_model import SmallModel
 
 SAVERS = Path(__file__).with_name("killed_savers.py")
 
@@ -72,20 +70,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
 
     for step in range(1, 8):
-        save(checkpoints, step, is_best=step == 3)
+        save(checkpoints, step, is_best=step in (1, 3))
 
     assert folders(checkpoints) == ["step-000003", "step-000006", "step-000007"]
     assert found(checkpoints.latest()).step == 7
     assert found(checkpoints.best()).step == 3
-
-
-def test_a_better_one_takes_the_place_of_the_best(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-
-    for step in range(1, 5):
-        save(checkpoints, step, is_best=step in (1, 3))
-
-    assert folders(checkpoints) == ["step-000003", "step-000004"]
 
 
 def test_a_step_that_is_saved_again_gives_what_was_saved_last(tmp_path: Path) -> None:
@@ -109,31 +98,27 @@ def test_a_best_one_that_is_saved_again_stays_the_best(tmp_path: Path) -> None:
     assert found(checkpoints.best()).step == 2
 
 
-def test_a_run_that_went_back_continues_from_where_it_is_now(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    save(checkpoints, 90)
-
-    save(checkpoints, 5)
-    save(checkpoints, 6)
-
-    assert found(checkpoints.latest()).step == 6
-    assert folders(checkpoints) == ["step-000006", "step-000090"]
-
-
-def test_a_step_can_be_asked_for(tmp_path: Path) -> None:
+def test_a_run_that_went_back_goes_on_from_where_it_is_and_any_step_can_be_asked_for(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (90, 5, 6):
         save(checkpoints, step)
     save(checkpoints, 6, value=7.0)
 
+    assert folders(checkpoints) == ["step-000005", "step-000006-2", "step-000090"]
+    assert found(checkpoints.latest()).step == 6
     assert checkpoints.steps() == [6, 5, 90]
     assert found(checkpoints.at(5)).progress == {"position": 50}
     assert found(checkpoints.at(6)).model_state()["weight"][0, 0] == 7
     assert checkpoints.at(4) is None
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimiser.pt", "state.json"])
-@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "empty"])
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        *(("model.safetensors", damage) for damage in ("cut", "changed", "missing", "empty")),
+        *(("optimiser.pt", "changed"), ("state.json", "cut"), ("state.json", "missing")),
+    ],
+)
 def test_one_that_is_not_whole_is_passed_over_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, damage: str
 ) -> None:
@@ -174,19 +159,6 @@ def test_sources_of_chance_go_on_where_they_were(tmp_path: Path) -> None:
     finally:
         random.setstate(python)
         torch.set_rng_state(torch_state)
-
-
-def test_a_learner_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    model = SmallModel()
-    learner = Learner(model)
-    Checkpoints(tmp_path).save(1, model_state=model.state(), learner_state=learner.state(), progress={})
-
-    saved = found(Checkpoints(tmp_path).latest())
-    again = SmallModel(seed=5)
-    again.load_state(saved.model_state())
-    Learner(again).load_state(saved.learner_state())
-
-    assert all(torch.equal(again.state()[name], weight) for name, weight in model.state().items())
 
 
 def test_weights_that_share_memory_are_saved(tmp_path: Path) -> None:
@@ -232,7 +204,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_p
 
     assert done.returncode == 0, done.stderr
     kills = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(kills) == 30
+    assert len(kills) == 20
     assert all(kill["is_right"] for kill in kills), kills
     assert all(kill["found"] in (kill["saved"], kill["saved"] + 1) for kill in kills), kills
-    assert sum(kill["unfinished"] > 0 for kill in kills) >= 5, kills  # in the middle of saving, not between
+    assert sum(kill["unfinished"] > 0 for kill in kills) >= 4, kills  # in the middle of saving, not between

@@ -123,11 +123,17 @@ def test_fine_tuning_uses_dropout() -> None:
 # ---------------------------------------------------------------------- packing
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize(
-    ("family", "lora"),
-    [("Llama", None), ("Llama", LORA), ("Qwen2", None), ("Qwen3", None), ("Granite", None)],
-    ids=["llama", "adapters", "qwen2", "qwen3", "no-plain-head"],
+    ("family", "lora", "checkpointing"),
+    [
+        ("Llama", None, True),
+        ("Llama", LORA, True),
+        ("Llama", LORA, False),
+        ("Qwen2", None, False),
+        ("Qwen3", None, False),
+        ("Granite", None, False),
+    ],
+    ids=["llama", "adapters-checkpointed", "adapters", "qwen2", "qwen3", "no-plain-head"],
 )
 def test_rows_end_to_end_give_the_same_step(family: str, lora: LoraOptions | None, checkpointing: bool) -> None:
     changes = {"logits_scaling": 4.0} if family == "Granite" else {"head_dim": 4} if family == "Qwen3" else {}

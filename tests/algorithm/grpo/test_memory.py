@@ -85,8 +85,11 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)], ids=["weights", "adapters"])
+@pytest.mark.parametrize(
+    ("lora", "checkpointing"),
+    [(None, False), (None, True), (LoraOptions(rank=4), True)],
+    ids=["weights", "weights checkpointed", "adapters checkpointed"],
+)
 def test_the_estimate_is_near_what_is_taken(lora: LoraOptions | None, checkpointing: bool) -> None:
     tokens = 256
     torch.manual_seed(0)

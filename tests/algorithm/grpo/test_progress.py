@@ -216,19 +216,11 @@ def test_adapters_go_on_as_adapters(tmp_path: Path) -> None:
 def test_every_task_comes_once_before_any_comes_again() -> None:
     curriculum = Curriculum(list(range(10)), seed=1)
 
-    passes = [curriculum.take(10) for _ in range(3)]
+    taken = [*curriculum.take(7), *curriculum.take(23)]
 
+    passes = taken[:10], taken[10:20], taken[20:]
     assert all(sorted(one) == list(range(10)) for one in passes)
     assert passes[0] != passes[1] != passes[2]
-
-
-def test_batch_may_reach_into_the_next_pass() -> None:
-    curriculum = Curriculum(["a", "b", "c"])
-
-    taken = curriculum.take(7)
-
-    assert sorted(taken[:3]) == sorted(taken[3:6]) == ["a", "b", "c"]
-    assert len(taken) == 7
 
 
 def test_seed_decides_the_order() -> None:
@@ -238,7 +230,7 @@ def test_seed_decides_the_order() -> None:
     assert Curriculum(tasks, 3).take(50) != Curriculum(tasks, 4).take(50)
 
 
-@pytest.mark.parametrize("taken", [0, 1, 9, 10, 11, 35])
+@pytest.mark.parametrize("taken", [0, 9, 10, 35])
 def test_another_goes_on_where_one_left_off(taken: int) -> None:
     first, second = Curriculum(list(range(10)), 5), Curriculum(list(range(10)), 6)
     first.take(taken)

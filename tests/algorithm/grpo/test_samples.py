@@ -86,22 +86,17 @@ def test_a_sample_holds_the_sequence_with_the_advantage_of_its_rollout() -> None
     assert (good.version, good.group, good.temperature, good.weight) == (3, "g", 0.7, 1.0)
 
 
-def test_all_sequences_of_a_rollout_get_its_advantage() -> None:
-    found = batch(outcome(0.0), outcome(1.0, sequence(), sequence((6, END))))
+@pytest.mark.parametrize(("weighting", "weight"), [("sequence", 1.0), ("rollout", 0.5)])
+def test_all_sequences_of_a_rollout_get_its_advantage_and_may_share_its_weight(weighting: str, weight: float) -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence(), sequence((6, END))), rollout_weighting=weighting)
 
     assert [sample.advantage > 0 for sample in found.samples] == [False, True, True]
     assert found.samples[1].advantage == found.samples[2].advantage
-    assert [sample.weight for sample in found.samples] == [1.0, 1.0, 1.0]
-
-
-def test_a_rollout_can_be_made_to_count_once_however_many_sequences_it_has() -> None:
-    found = batch(outcome(0.0), outcome(1.0, sequence(), sequence((6, END))), rollout_weighting="rollout")
-
-    assert [sample.weight for sample in found.samples] == [1.0, 0.5, 0.5]
+    assert [sample.weight for sample in found.samples] == [1.0, weight, weight]
 
 
 def test_a_failed_rollout_is_no_lesson_and_no_zero() -> None:
-    failed = RolloutOutcome("ro", "g", "failed", None, None, error="ConnectionError: refused")
+    failed = RolloutOutcome("ro", "g", "failed", 9.0, None, error="ConnectionError: refused")
 
     with_failed, without = batch(outcome(0.0), outcome(1.0), failed), batch(outcome(0.0), outcome(1.0))
 
@@ -117,12 +112,6 @@ def test_a_failed_rollout_can_be_made_to_count(failed: FailedReward, counted: fl
     assert found.report.rewards == [1.0, -1.0, counted]
     assert found.samples[-1].advantage < 0
     assert (len(found.samples), found.report.skipped[Skipped.FAILED]) == (3, 0)
-
-
-def test_a_failed_rollout_that_left_a_reward_is_not_compared_either() -> None:
-    found = batch(outcome(0.0), outcome(0.5), outcome(9.0, status="failed"))
-
-    assert found.report.rewards == [0.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -243,21 +232,13 @@ def test_samples_without_logprobs_or_version_are_kept_and_counted() -> None:
 
 
 def test_truncated_sequences_are_learned_from_where_that_is_wanted_and_counted_all_the_same() -> None:
-    cut = sequence(ended="length"), sequence(ended="cancelled")
+    cut = sequence(ended="length"), sequence(ended="cancelled"), sequence(ended="abort")
 
     found = batch(outcome(0.0), outcome(1.0, *cut), skip_truncated=False)
 
     metrics = found.report.metrics()
-    assert len(found.samples) == 3
-    assert (metrics["samples/truncated_calls"], metrics["skipped/truncated"]) == (2, 0)
-
-
-def test_an_answer_that_the_server_broke_off_is_never_learned_from() -> None:
-    found = batch(outcome(0.0), outcome(1.0, sequence(ended="abort")), skip_truncated=False)
-
-    metrics = found.report.metrics()
-    assert len(found.samples) == 1
-    assert (metrics["samples/truncated_calls"], metrics["skipped/truncated"]) == (1, 1)
+    assert len(found.samples) == 3, "what the server broke off is never learned from"
+    assert (metrics["samples/truncated_calls"], metrics["skipped/truncated"]) == (3, 1)
 
 
 @pytest.mark.parametrize(

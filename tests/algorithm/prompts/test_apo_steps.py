@@ -1,6 +1,5 @@
 """The steps of APO one by one, as they are called by name."""
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from agentlightning.algorithm.apo.apo import (
     RolloutResultForAPO,
     VersionedPromptTemplate,
 )
-from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import LLM, PromptTemplate
 from tests.algorithm.prompts.world import agents
@@ -53,24 +51,6 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------------- made and asked
-
-
-def test_it_is_made_without_arguments() -> None:
-    apo = APO[str]()
-
-    assert (apo.gradient_model, apo.apply_edit_model, apo.diversity_temperature) == ("gpt-5-mini", "gpt-4.1-mini", 1.0)
-    assert (apo.gradient_batch_size, apo.val_batch_size, apo.beam_width, apo.branch_factor) == (4, 16, 4, 4)
-    assert (apo.beam_rounds, apo.rollout_batch_timeout, apo.run_initial_validation) == (3, 3600.0, True)
-    assert (apo._history_best_prompt, apo._history_best_score, apo._history_best_version) == (None, -math.inf, None)
-
-
-async def test_without_a_key_the_first_use_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, shown: list[dict[str, Any]]
-) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
-        await APO[str]().compute_textual_gradient(versioned("v0"), [result()])
 
 
 def test_the_seed_is_the_first_prompt_template() -> None:

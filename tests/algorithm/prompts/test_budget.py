@@ -110,7 +110,7 @@ async def test_what_is_under_way_counts_as_the_most_it_can_cost() -> None:
     assert ledger.model_calls == 3
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 async def test_sum_never_exceeds_the_limits_whatever_runs_at_the_same_time(seed: int) -> None:
     rng = random.Random(seed)
     limit = rng.randint(5, 80) * CENT
@@ -313,8 +313,7 @@ class Spending:
         return attributes(read, 0)
 
 
-@pytest.mark.parametrize("cost", [0.01, 2.5, 4.0, 5.37, 8.0])
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize(("cost", "concurrency"), [(0.01, 8), (4.0, 1), (5.37, 8)])
 async def test_apo_never_spends_more_money_than_it_has(cost: float, concurrency: int) -> None:
     client, spending, store = Dear(1), Spending(), InMemoryLightningStore()
     options: dict[str, Any] = {"budget": budget(cost, rollout_cost=0.03), "concurrency": concurrency, **MODELS}
@@ -348,7 +347,7 @@ async def test_resumed_run_keeps_to_the_money_of_both(tmp_path: Path) -> None:
     assert 0.2 <= again.result.spent["cost"] <= 1.0
 
 
-@pytest.mark.parametrize("cost", [4.0, 5.01, 7.7])
+@pytest.mark.parametrize("cost", [4.0, 7.7])
 async def test_gepa_never_spends_more_money_than_it_has_and_keeps_some_to_compare(cost: float) -> None:
     write, spending, total = Writer(), Spending(), Fraction(0)
 

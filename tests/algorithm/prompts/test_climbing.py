@@ -15,14 +15,14 @@ def test_prompt_climbs_from_below_four_tenths_to_above_nine_though_the_optimiser
     done = evolve(1, faults=0.3, output=tmp_path / "best.json")
 
     written = json.loads((tmp_path / "best.json").read_text(encoding="utf-8"))
-    best = done.gepa.get_best_prompts()["prompt"].template
+    best = done.algorithm.get_best_prompts()["prompt"].template
     assert done.seed_test_score < 0.4
     assert done.best_test_score > 0.9
     assert done.result.gain is not None
     assert done.result.gain.low > 0
     assert written["prompts"]["prompt"]["template"] == best
     assert "-- prompt (seed)\n+++ prompt (best)" in done.result.diff()
-    asyncio.run(check_the_store(done.store, best, done.gepa.candidates))
+    asyncio.run(check_the_store(done.store, best, done.algorithm.candidates))
 
 
 async def check_the_store(store: LightningStore, best: str, candidates: Lineage) -> None:

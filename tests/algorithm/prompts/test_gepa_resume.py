@@ -48,7 +48,7 @@ def rollouts_in(state: Path) -> int:
     return sum(len(kept) for step, kept in steps if step.startswith("evaluation ") and not step.endswith(" sent"))
 
 
-@pytest.mark.parametrize("at", [3, 31, 36, 60, 100, 150, 185], ids=lambda at: f"rollout {at}")
+@pytest.mark.parametrize("at", [3, 36, 100, 185], ids=lambda at: f"rollout {at}")
 async def test_a_killed_run_ends_as_it_would_have_and_repeats_no_finished_evaluation(at: int, tmp_path: Path) -> None:
     state, copy, other = tmp_path / "state", tmp_path / "copy", InMemoryLightningStore()
     whole = await evolved(Writer(), judge=copying(state, copy, at), state_file=state, budget=BUDGET)

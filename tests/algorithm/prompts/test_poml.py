@@ -28,7 +28,7 @@ def context_of(text: str, reward: float | None = 0.5) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*GRADIENT_PROMPT_FILES[1:], APPLY_EDIT_PROMPT_FILES[0]], ids=lambda path: path.stem)
 def test_files_are_rendered_as_the_package_renders_them(path: Path) -> None:
     context = context_of(SPACE + MARKUP + CODE + SPACE + FENCES + LETTERS)
 

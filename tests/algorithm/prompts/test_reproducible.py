@@ -11,8 +11,7 @@ import pytest
 from agentlightning.algorithm.apo import apo as apo_module
 from agentlightning.algorithm.apo.apo import APO
 from agentlightning.store import InMemoryLightningStore
-from tests.algorithm.prompts.climbing import evolve
-from tests.algorithm.prompts.world import SEED, Optimiser, agents, apo_in
+from tests.algorithm.prompts.world import SEED, Optimiser, agents, apo_in, evolved
 
 
 def rendered_with_rewards(template: Any, *, context: Any, format: str) -> dict[str, Any]:
@@ -72,16 +71,21 @@ async def test_search_follows_from_the_seed_in_whatever_order_things_finish(monk
     assert {row[3] for row in other[0]} & {row[3] for row in first[0]} == {SEED.template}
 
 
-def evolved_with(seed: int) -> Any:
-    """All that an evolution on the simulated model came to."""
-    few: dict[str, Any] = {"validation_tasks": 12, "test_tasks": 1}
-    done = evolve(0, search_seed=seed, is_steady=True, proposals=2, iterations=2, **few)
-    rows = [(one.version, one.parent, one.template, one.scores, one.fate) for one in done.gepa.candidates]
-    return rows, done.result.best, done.result.challenges, done.result.spent
+async def evolved_with(seed: int) -> Any:
+    """All that an evolution came to, with a model that answers by everything that it is shown."""
+
+    def reflect(question: str) -> str:
+        shown = "".join(line for line in question.splitlines() if "rollout 'ro-" not in line)
+        return f"```\n{SEED.template} {hashlib.sha256(shown.encode()).hexdigest()[:6]}\n```"
+
+    gepa = await evolved(reflect, judge=judged, seed=seed, proposals=2, iterations=6)
+    assert gepa.result is not None
+    rows = [(one.version, one.parent, one.template, one.scores, one.fate) for one in gepa.candidates]
+    return rows, gepa.result.best, gepa.result.challenges, gepa.result.spent
 
 
-def test_evolution_follows_from_the_seed() -> None:
-    first, again, other = (evolved_with(seed) for seed in (1, 1, 2))
+async def test_evolution_follows_from_the_seed() -> None:
+    first, again, other = [await evolved_with(seed) for seed in (1, 1, 2)]
 
     assert len(first[0]) > 2
     assert first == again

@@ -46,7 +46,7 @@ async def run_once(path: Path, store: Any, client: Optimiser, seed: int = 3) -> 
     return await optimised(client, store=store, state_file=path, tasks=40, beam_rounds=2, seed=seed)
 
 
-@pytest.mark.parametrize("lines", [1, 2, 7, 15, 25, 40, 60])
+@pytest.mark.parametrize("lines", [1, 7, 25, 60])
 async def test_a_killed_run_goes_on_without_repeating_what_was_finished(
     lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,15 +65,13 @@ async def test_a_killed_run_goes_on_without_repeating_what_was_finished(
     in_one_go = await run_once(tmp_path / "other.jsonl", InMemoryLightningStore(), whole)
     edits = sum(step.endswith("edit") for step in kept)
     assert len(await store.query_rollouts()) == apo.result.spent["rollouts"]
-    assert apo.result.spent["model_calls"] - len(client.calls) in (
-        0,
-        1,
-    )  # it may be killed between counting and calling
+    # It may be killed between counting and calling.
+    assert apo.result.spent["model_calls"] - len(client.calls) in (0, 1)
     assert len(client.calls) - calls_before <= len(whole.calls) - 2 * edits
     assert len(apo.candidates) == len(in_one_go.candidates)
 
 
-@pytest.mark.parametrize("lines", [5, 12, 20, 33, 50])
+@pytest.mark.parametrize("lines", [5, 20, 50])
 async def test_no_finished_evaluation_is_repeated_though_the_store_is_lost(
     lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

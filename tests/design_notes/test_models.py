@@ -26,13 +26,12 @@ from agentlightning.types import (
     RolloutConfig,
     RolloutLegacy,
     RolloutMode,
-    RolloutRawResult,
-    RolloutRawResultLegacy,
     RolloutStatus,
     Task,
     TaskIfAny,
     TaskInput,
     Triplet,
+    WorkerStatus,
 )
 
 MODULES = {
@@ -203,6 +202,7 @@ def test_a_task_input_is_of_any_type() -> None:
             {"preparing", "running", "failed", "succeeded", "unresponsive", "timeout"},
             marks=pytest.mark.claim(441),
         ),
+        pytest.param(WorkerStatus, {"idle", "busy", "unknown"}),
     ],
 )
 def test_a_closed_set_has_exactly_these_words(alias: Any, words: set[str]) -> None:
@@ -243,14 +243,16 @@ def test_a_transition_has_the_fields_of_the_notes() -> None:
     assert (transition.response_id, transition.agent_name) == ("r", "a")
 
 
-@pytest.mark.claim(324, 325)
-def test_an_attempted_rollout_gives_both() -> None:
+@pytest.mark.claim(324, 325, 517)
+def test_an_attempted_rollout_is_made_of_both_and_gives_both() -> None:
     attempt = Attempt(rollout_id="ro-1", attempt_id="at-2", sequence_id=2, start_time=1.0)
 
-    both = AttemptedRollout(rollout_id="ro-1", input="q", start_time=0.0, attempt=attempt)
+    rollout = Rollout(rollout_id="ro-1", input="q", start_time=0.0, mode="val", output={"a": 1})
 
-    assert both.attempt == attempt
-    assert both.rollout == Rollout(rollout_id="ro-1", input="q", start_time=0.0)
+    both = AttemptedRollout(rollout=rollout, attempt=attempt)
+
+    assert both == AttemptedRollout(**rollout.model_dump(), attempt=attempt)
+    assert (both.rollout, both.attempt, both.input) == (rollout, attempt, "q")
     assert not isinstance(both.rollout, AttemptedRollout)
 
 
@@ -300,7 +302,8 @@ def test_an_llm_has_a_base_url() -> None:
 
 @pytest.mark.claim(35, 36, 37)
 def test_a_proxied_llm_is_bound_to_an_attempt() -> None:
-    proxied = ProxyLLM(**_LLM)
+    shared: Any = {"api_key": "key", "sampling_parameters": {"temperature": 0.5}}
+    proxied = ProxyLLM(**_LLM, **shared)
     attempt = Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0.0)
     rollout = AttemptedRollout(rollout_id="ro-1", input="q", start_time=0.0, attempt=attempt)
 
@@ -308,9 +311,8 @@ def test_a_proxied_llm_is_bound_to_an_attempt() -> None:
 
     assert proxied._initialized
     assert type(bound) is LLM
-    assert (
-        bound.endpoint == proxied.get_base_url("ro-1", "at-1") == "http://localhost:8000/rollout/ro-1/attempt/at-1/v1"
-    )
+    assert bound.endpoint == proxied.get_base_url("ro-1", "at-1")
+    assert bound == LLM(endpoint="http://localhost:8000/rollout/ro-1/attempt/at-1/v1", model="m", **shared)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_a_template_is_filled(engine: Any, template: str) -> None:
         Triplet(**_TRIPLET, reward=1.0),
         LLM(**_LLM, sampling_parameters={"temperature": 0.1}),
         PromptTemplate(**_PROMPT),
-        ResourcesUpdate(resources_id="rs-1", resources={"llm": LLM(**_LLM), "p": PromptTemplate(**_PROMPT)}),
+        ResourcesUpdate(resources_id="rs-1", resources={"llm": ProxyLLM(**_LLM), "p": PromptTemplate(**_PROMPT)}),
         Rollout(rollout_id="ro-1", input={"q": 1}, start_time=1.0, config=RolloutConfig(max_attempts=3)),
         Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=1.0, metadata={"a": 1}),
     ],
@@ -352,11 +354,3 @@ def test_a_model_goes_to_json_and_back(model: BaseModel) -> None:
 @pytest.mark.claim(445)
 def test_a_data_set_is_anything_with_a_length_and_samples() -> None:
     assert {"__getitem__", "__len__"} <= set(vars(Dataset))
-
-
-@pytest.mark.claim(439, 519)
-def test_an_agent_may_return_none_a_number_or_spans() -> None:
-    written = str(RolloutRawResult)
-
-    assert all(word in written for word in ("float", "ReadableSpan", "Span", "None"))
-    assert RolloutRawResultLegacy is not None

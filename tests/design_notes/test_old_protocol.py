@@ -306,6 +306,17 @@ def test_old_and_new_share_one_store(serve: Callable[..., ServerInThread], conne
     assert (task.rollout_id, task.input) == (queued.rollout_id, "from the new side")
 
 
+def test_an_address_without_http_is_refused_when_the_client_is_made() -> None:
+    with pytest.raises(agl.errors.ConfigurationError, match="for example http://localhost:8000"):
+        agl.AgentLightningClient("localhost:8000")
+
+
+def test_a_result_that_is_lost_is_named(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    connect("http://127.0.0.1:9", poll_interval=0.01).post_rollout({"rollout_id": "rollout-7", "final_reward": 1.0})
+
+    assert "The result of rollout-7 could not be delivered" in caplog.text
+
+
 # ------------------------------------------------------------------ routes
 
 

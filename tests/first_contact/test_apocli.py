@@ -74,28 +74,16 @@ def optimised(**options: Any) -> APO[Any]:
     return apo
 
 
-@pytest.mark.parametrize("options", [{}, {"adapter": CustomAdapter()}], ids=["none given", "another"])
 @pytest.mark.claim(378)
-def test_apo_chooses_its_adapter_by_itself(options: dict[str, Any]) -> None:
-    apo = optimised(**options)
+def test_apo_chooses_its_adapter_by_itself_and_names_one_that_it_does_not_use(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="agentlightning")
+
+    apo = optimised(adapter=CustomAdapter())
 
     assert ADVICE in apo.get_best_prompt().template
-
-
-def test_an_adapter_that_is_not_used_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="agentlightning")
-
-    optimised(adapter=CustomAdapter())
-
     assert caplog.text.count("and not the CustomAdapter it was given") == 1
-
-
-def test_nothing_is_said_about_an_adapter_that_nobody_gave(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="agentlightning")
-
-    optimised()
-
-    assert "TraceToMessages" not in caplog.text
 
 
 @pytest.mark.claim(378)
@@ -119,6 +107,7 @@ def test_at_info_every_candidate_is_one_line(caplog: pytest.LogCaptureFixture) -
     assert re.fullmatch(r"Candidate v0 \(the seed\) scores 0\.000 on 40 tasks, \d+\.\d s\.", told[0])
     assert re.fullmatch(r"Candidate v1 \(from v0\) scores 1\.000 on 4 tasks, \d+\.\d s\.", told[-1])
     assert sorted(line.split()[1] for line in told) == [one.version for one in apo.candidates]
+    assert "TraceToMessages" not in caplog.text  # of an adapter that nobody gave
 
 
 def test_every_candidate_is_a_point_of_the_trainings_curves() -> None:

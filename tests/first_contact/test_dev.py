@@ -45,32 +45,6 @@ def test_a_class_that_leaves_its_resources_alone_needs_none() -> None:
     assert seen == [{}, {}]
 
 
-async def test_the_basic_sample_runs_as_it_is_printed() -> None:
-    class MyAgent(agl.LitAgent[int]):
-        async def rollout(self, task: int, resources: agl.NamedResources, rollout: agl.Rollout) -> float:  # type: ignore[override] # a coroutine will do
-            return float(task)
-
-    trainer = agl.Trainer(strategy="shm")
-    trainer.add_agent(MyAgent())
-    await trainer.run([1, 2], [3])
-
-    assert [rollout.status for rollout in await trainer.store.query_rollouts()] == ["succeeded"] * 3
-
-
-def test_an_algorithm_of_one_s_own_need_not_publish_anything() -> None:
-    statuses: list[str] = []
-
-    @agl.algo
-    async def enqueue_and_wait(*, store: agl.LightningStore, train_dataset: list[int]) -> None:
-        sent = [(await store.enqueue_rollout(input=task, mode="train")).rollout_id for task in train_dataset]
-        done = await store.wait_for_rollouts(rollout_ids=sent, timeout=60)
-        statuses.extend(rollout.status for rollout in done)
-
-    agl.Trainer(algorithm=enqueue_and_wait, strategy="shm").fit(lambda task: 1.0, [1, 2])
-
-    assert statuses == ["succeeded", "succeeded"]
-
-
 @pytest.mark.parametrize(("parameter", "kind"), [("llm", "LLM"), ("prompt_template", "PromptTemplate")])
 def test_an_agent_that_asks_for_a_resource_is_told_what_is_missing(parameter: str, kind: str) -> None:
     agents = {"llm": lambda task, llm: 1.0, "prompt_template": lambda task, prompt_template: 1.0}

@@ -17,10 +17,8 @@ def succeed(task: Any) -> float:
     return 1.0
 
 
-@pytest.fixture(params=["cs", "shm", "instance"])
+@pytest.fixture(params=["cs", "shm"])
 def strategy(request: pytest.FixtureRequest) -> Any:
-    if request.param == "instance":
-        return agl.SharedMemoryExecutionStrategy(n_runners=2, main_thread="algorithm")
     return request.param
 
 
@@ -107,23 +105,6 @@ def test_ctrl_c_in_the_agent_stops_a_dev() -> None:
     (run,) = asyncio.run(trainer.store.query_runs())
     assert run.status == "stopped"
     assert len(asyncio.run(trainer.store.query_rollouts(status_in=["queuing"]))) == 0  # the next dev begins anew
-
-
-def test_a_notebook_cell_may_call_fit() -> None:
-    pytest.importorskip("IPython")
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell()
-    done = shell.run_cell(
-        "import asyncio, agentlightning as agl\n"
-        "await asyncio.sleep(0)\n"
-        "trainer = agl.Trainer(algorithm=agl.Baseline(), strategy='shm', progress='off')\n"
-        "trainer.fit(lambda task: 1.0, [1])\n"
-        "len(await trainer.store.query_rollouts(status_in=['succeeded']))"
-    )
-
-    done.raise_error()
-    assert done.result == 1
 
 
 # ---------------------------------------------------------------------- the page that shows how

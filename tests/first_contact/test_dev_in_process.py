@@ -25,19 +25,6 @@ HERE = (os.getpid(), True)
 # ---------------------------------------------------------------------- where it runs
 
 
-@pytest.mark.parametrize("strategy", ["cs", "shm"])
-def test_dev_runs_a_plain_agent_in_the_caller_s_thread(strategy: str) -> None:
-    seen: list[Any] = []
-
-    def agent(task: int) -> float:
-        seen.append(place())
-        return asyncio.run(asyncio.sleep(0, 1.0))  # as in a thread of its own
-
-    agl.Trainer(strategy=strategy, n_runners=4, progress="off").dev(agent, [1, 2])
-
-    assert seen == [HERE, HERE]
-
-
 def test_dev_runs_a_coroutine_in_the_caller_s_thread() -> None:
     seen: list[Any] = []
 
@@ -185,18 +172,6 @@ def test_dev_says_how_to_give_a_reward_if_no_rollout_has_one(capsys: pytest.Capt
     *_, total, hint = capsys.readouterr().out.splitlines()
     assert total == "1 rollout, no reward, 0 failed"
     assert hint.startswith("To give a reward, return a number from the agent")
-
-
-def test_a_method_can_be_an_agent(capsys: pytest.CaptureFixture[str]) -> None:
-    class Doubler:
-        factor = 2
-
-        def double(self, task: float) -> float:
-            return task * self.factor
-
-    agl.Trainer().dev(Doubler().double, [0.25])
-
-    assert "mean reward 0.50, 0 failed" in capsys.readouterr().out
 
 
 def test_dev_shows_the_traceback_of_a_failure_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
@@ -20,11 +19,9 @@ from agentlightning.events import (
     BinaryReward,
     CompleteEvent,
     ErrorEvent,
-    SequenceReward,
     StartEvent,
     StreamOptions,
     by_task,
-    events_of_spans,
     of_kind,
     span_of,
     stream_events,
@@ -52,19 +49,7 @@ async def running() -> AsyncIterator[Running]:
             yield Running(store, rollout)
 
 
-async def test_a_reward_is_in_the_store_while_its_agent_still_runs(running: Running) -> None:
-    changes: Any = running.store.subscribe(["span"])
-
-    agl.emit_reward(0.5)
-
-    async with aclosing(changes):
-        notice = await asyncio.wait_for(changes.__anext__(), PATIENCE_SECONDS)
-    assert notice.name == "agentlightning.reward"
-    rollout = await running.store.get_rollout_by_id(running.rollout.rollout_id)
-    assert rollout is not None
-    assert rollout.status == "running"
-
-
+@pytest.mark.claim(351)
 async def test_a_step_that_takes_a_while_is_seen_when_it_begins(running: Running) -> None:
     async with stream_events(running.store, transform=of_kind("state")) as stream:
         with agl.operation(name="search"):
@@ -94,18 +79,6 @@ async def test_a_step_of_an_agent_that_was_killed_does_not_stay_open(running: Ru
     assert by_task(events)[rollout.rollout_id].progress.open == 0
 
 
-async def test_an_emitted_span_knows_its_rollout_its_attempt_and_its_number(running: Running) -> None:
-    first, second = agl.emit_message("hello"), agl.emit_reward(1.0)
-
-    assert first is not None
-    for span in (first, second):
-        assert (span.rollout_id, span.attempt_id) == (
-            running.rollout.rollout_id,
-            running.rollout.attempt.attempt_id,
-        )
-    assert (first.sequence_id, second.sequence_id) == (1, 2)
-
-
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_the_number_of_an_emitted_span_is_that_of_the_store(kind: str, tmp_path: Path) -> None:
     memory = kind == "memory"
@@ -132,37 +105,6 @@ def test_a_span_that_is_emitted_outside_of_all_rollouts_names_none() -> None:
     span = agl.emit_reward(1.0, propagate=False)
 
     assert (span.rollout_id, span.attempt_id, span.sequence_id) == (None, None, None)
-
-
-async def traced(*rewards: Any) -> list[agl.Span]:
-    """The spans of an agent that emits these rewards."""
-    store = agl.InMemoryLightningStore()
-    rollout = await store.start_rollout("task")
-    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-    with agl.OtelTracer(instrument=False).lifespan() as tracer:
-        async with tracer.trace_context(store=store, **ids):
-            for reward in rewards:
-                agl.emit_reward(reward)
-    return list(await store.query_spans(rollout.rollout_id))
-
-
-async def test_a_truth_value_is_a_binary_reward() -> None:
-    spans = await traced(True, False)  # noqa: FBT003 # the reward itself
-
-    events = events_of_spans(spans)
-
-    assert [(type(event), event.value) for event in events if isinstance(event, BinaryReward)] == [
-        (BinaryReward, 1.0),
-        (BinaryReward, 0.0),
-    ]
-    assert agl.find_final_reward(spans) == 0.0
-
-
-async def test_rewards_in_a_row_are_a_sequence() -> None:
-    (event,) = events_of_spans(await traced([0.25, 1.0]))
-
-    assert isinstance(event, SequenceReward)
-    assert event.value == 1.0
 
 
 class Mood(Enum):

@@ -11,50 +11,6 @@ from agentlightning.cli.demo import COMMAND, _left
 from agentlightning.errors import ConfigurationError
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "reason"),
-    [
-        ("--target", "nan", "is no finite number"),
-        ("--target", "-1", "is no mean of rewards"),
-        ("--target", "1.5", "is no mean of rewards"),
-        ("--target", "high", "is no number"),
-        ("--seed", "-1", "is no seed"),
-        ("--seed", "9" * 30, "is no seed"),
-        ("--steps", "0", "give at least 1"),
-        ("--runners", "-2", "give at least 1"),
-    ],
-)
-def test_the_demo_refuses_a_value_that_makes_no_sense(
-    option: str, value: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["demo", option, value])
-
-    assert exit_.value.code == 2
-    assert f"argument {option}: " in (line := capsys.readouterr().err.splitlines()[-1])
-    assert reason in line
-
-
-def test_the_demo_has_nothing_to_resume_in_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch", reason="the demo trains a model")
-
-    assert main(["demo", "--resume", "--folder", str(tmp_path)]) == 1
-
-    assert capsys.readouterr().err == (
-        f"agl demo: There is nothing to resume in '{tmp_path}': it holds no checkpoints; leave --resume out to begin.\n"
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_demo_needs_a_folder_that_can_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch", reason="the demo trains a model")
-    (tmp_path / "file").touch()
-
-    assert main(["demo", "--folder", str(tmp_path / "file" / "calc")]) == 1
-
-    assert capsys.readouterr().err.startswith(f"agl demo: The folder '{tmp_path}/file/calc' cannot be made: ")
-
-
 def test_the_demo_says_that_a_seed_does_not_fix_the_number_of_steps() -> None:
     assert "different numbers of steps" in " ".join(COMMAND.parser().format_help().split())
 

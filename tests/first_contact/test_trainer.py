@@ -44,13 +44,6 @@ class SendAll(agl.Algorithm):
 # ---------------------------------------------------------------------- resources
 
 
-@pytest.mark.parametrize("algorithm", [send_all, SendAll()], ids=["function", "class"])
-def test_initial_resources_are_published_for_an_algorithm_of_ones_own(algorithm: Any) -> None:
-    store = fitted(algorithm, initial_resources=RESOURCES)
-
-    assert statuses_of(store) == ["succeeded"]
-
-
 def test_no_resources_at_all_count_as_given() -> None:
     store = agl.InMemoryLightningStore()
     trainer = agl.Trainer(algorithm=send_all, store=store, strategy="shm", progress="off", initial_resources={})
@@ -96,6 +89,6 @@ class Mixing(Awaiting):
 
 
 @pytest.mark.parametrize("kind", [SendAll, Awaiting, Wrapping, Mixing])
-@pytest.mark.claim(502)
+@pytest.mark.claim(157, 502)
 def test_a_run_calls_the_store_plainly_awaits_it_wraps_it_or_runs_a_coroutine_that_awaits_it(kind: Any) -> None:
     assert statuses_of(fitted(kind(), initial_resources=RESOURCES)) == ["succeeded"]

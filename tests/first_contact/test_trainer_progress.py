@@ -71,12 +71,6 @@ def test_progress_can_be_switched_off(capsys: pytest.CaptureFixture[str], progre
     assert (shown.out, shown.err) == ("", "")
 
 
-def test_dev_that_succeeds_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    agl.Trainer(strategy="shm", initial_resources={}).dev(one, train_dataset=["a", "b"])
-
-    assert "2 rollouts, mean reward 1.00, 0 failed" in capsys.readouterr().out
-
-
 def test_an_algorithm_without_metrics_is_followed_by_its_counts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import AgentMatcher, AgentRule
-from agentlightning.types.agents import agent_matcher, agent_name, name_test
+from agentlightning.types.agents import agent_name, name_test
 
 DRAFTLESS = AgentMatcher([AgentRule("writer*"), AgentRule("draft", "regex", include=False, priority=10)])
 
@@ -16,15 +16,11 @@ DRAFTLESS = AgentMatcher([AgentRule("writer*"), AgentRule("draft", "regex", incl
 @pytest.mark.parametrize(
     ("pattern", "name", "is_meant"),
     [
-        ("solver", "solver", True),
         ("solver", "my_solver_2", True),
         ("^solver$", "my_solver_2", False),
-        ("a|b", "abc", True),
         ("Solver", "solver", False),
-        ("(?i)Solver", "solver", True),
-        ("", "anyone", True),
     ],
-    ids=["same", "within", "anchored", "either", "case", "any-case", "empty"],
+    ids=["within", "anchored", "case"],
 )
 def test_a_regular_expression_matches_anywhere(pattern: str, name: str, is_meant: bool) -> None:
     assert AgentMatcher.regex(pattern).matches(name) is is_meant
@@ -35,16 +31,12 @@ def test_a_regular_expression_matches_anywhere(pattern: str, name: str, is_meant
     [
         ("writer*", "writer_2", True),
         ("writer*", "ghostwriter", False),
-        ("*writer*", "ghostwriter_2", True),
-        ("writer?", "writer2", True),
-        ("writer?", "writer", False),
         ("writer[12]", "writer3", False),
         ("writer.v1", "writerXv1", False),
         ("Writer", "writer", False),
-        ("*", "", True),
         ("two\nlines*", "two\nlines\nhere", True),
     ],
-    ids=["star", "whole-name", "both-sides", "one", "one-missing", "set", "dot", "case", "all", "lines"],
+    ids=["star", "whole-name", "set", "dot", "case", "lines"],
 )
 def test_wildcards_cover_the_whole_name(pattern: str, name: str, is_meant: bool) -> None:
     assert AgentMatcher.glob(pattern).matches(name) is is_meant
@@ -110,26 +102,23 @@ def test_rules_that_mean_nobody_are_refused(rules: list[AgentRule]) -> None:
 # ---------------------------------------------------------------------- what users pass
 
 
-def test_what_users_pass_becomes_a_matcher() -> None:
-    assert agent_matcher("solver") == AgentMatcher.regex("solver")
-    assert agent_matcher(DRAFTLESS) is DRAFTLESS
-    assert agent_matcher(None) is name_test(None) is None
-
-
 @pytest.mark.parametrize("value", [5, ["solver"], AgentRule("solver")], ids=["number", "list", "rule"])
 def test_anything_else_is_refused_with_the_accepted_forms(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"agent_match cannot be .*; it is a regular expression, an AgentM"):
-        agent_matcher(value)
+        name_test(value)
 
 
-@pytest.mark.parametrize("value", ["writer", AgentMatcher.glob("writer*"), DRAFTLESS], ids=["text", "glob", "rules"])
-def test_a_test_for_many_names_answers_as_the_matcher(value: str | AgentMatcher) -> None:
-    test, matcher = name_test(value), agent_matcher(value)
+def test_a_text_or_a_matcher_is_a_test_for_many_names() -> None:
+    names = ("ghostwriter", "writer_draft", "critic")
 
-    assert test is not None
-    assert matcher is not None
-    for name in ("writer_1", "writer_draft", "critic"):
-        assert bool(test(name)) is matcher.matches(name)
+    tests = [name_test(value) for value in ("writer", AgentMatcher.glob("writer*"), DRAFTLESS)]
+
+    assert [[test is not None and test(name) for name in names] for test in tests] == [
+        [True, True, False],
+        [False, True, False],
+        [False, False, False],
+    ]
+    assert name_test(None) is None
 
 
 @pytest.mark.parametrize(

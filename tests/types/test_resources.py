@@ -7,19 +7,12 @@ from typing import Any
 
 import pytest
 from jinja2.exceptions import SecurityError, UndefinedError
-from pydantic import TypeAdapter
 
 from agentlightning.errors import TemplateNotAllowed
 from agentlightning.types import (
     LLM,
-    Attempt,
-    AttemptedRollout,
-    NamedResources,
     PromptTemplate,
     ProxyLLM,
-    Resource,
-    ResourcesUpdate,
-    ResourceUnion,
 )
 from agentlightning.utils.poml_sandbox import parse_poml
 
@@ -119,17 +112,6 @@ def test_endpoint_of_a_proxy_can_be_changed() -> None:
 
     assert llm.get_base_url("R", "A") == "http://h:2/rollout/R/attempt/A/v1"
     assert llm.model_dump()["endpoint"] == "http://h:2/v1"
-
-
-def test_proxy_becomes_a_plain_llm_for_one_attempt(caplog: pytest.LogCaptureFixture) -> None:
-    attempt = Attempt(rollout_id="R", attempt_id="A", sequence_id=1, start_time=0.0)
-    rollout = AttemptedRollout(rollout_id="R", input=None, start_time=0.0, attempt=attempt)
-    shared = {"api_key": "key", "sampling_parameters": {"temperature": 0.5}}
-
-    llm = proxy("http://h:1/v1", **shared).with_attempted_rollout(rollout)
-
-    assert llm == LLM(endpoint="http://h:1/rollout/R/attempt/A/v1", model="m", **shared)
-    assert warnings_in(caplog) == []
 
 
 # ---------------------------------------------------------------------- prompts
@@ -248,12 +230,6 @@ def test_poml_tag_that_reads_is_refused_before_anything_is_rendered(tag: str) ->
 
 
 @pytest.mark.slow
-def test_poml_template_is_filled() -> None:
-    template = PromptTemplate(template="<poml><p>Hello {{ name }}!</p></poml>", engine="poml")
-    assert template.format(name="Ada") == "Hello Ada!"
-
-
-@pytest.mark.slow
 def test_poml_template_demands_every_value() -> None:
     template = PromptTemplate(template="<poml><p>Hello {{ name }}!</p></poml>", engine="poml")
     with pytest.raises(RuntimeError, match="POML command failed"):
@@ -272,31 +248,3 @@ def test_missing_engine_is_an_import_error_that_names_the_package(
 
 
 # ---------------------------------------------------------------------- publication
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"resource_type": "llm", "endpoint": "e", "model": "m"}, LLM),
-        ({"resource_type": "proxy_llm", "endpoint": "e", "model": "m"}, ProxyLLM),
-        ({"resource_type": "prompt_template", "template": "t", "engine": "jinja"}, PromptTemplate),
-    ],
-    ids=["llm", "proxy_llm", "prompt_template"],
-)
-def test_resource_type_decides_the_class(fields: Fields, expected: type[Resource]) -> None:
-    resource: Resource = TypeAdapter(ResourceUnion).validate_python(fields)
-    assert type(resource) is expected
-
-
-def test_update_survives_the_wire_with_the_classes_of_its_resources() -> None:
-    named: NamedResources = {
-        "plain": LLM(endpoint="http://h:1", model="m", sampling_parameters={"stop": ["x"]}),
-        "proxied": proxy(api_key="key"),
-        "prompt": PromptTemplate(template="{x}", engine="f-string"),
-    }
-    update = ResourcesUpdate(resources_id="rs-1", resources=named, create_time=1.0, update_time=2.0, version=3)
-
-    copy = ResourcesUpdate.model_validate_json(update.model_dump_json())
-
-    assert copy == update
-    assert [type(resource) for resource in copy.resources.values()] == [LLM, ProxyLLM, PromptTemplate]

@@ -67,18 +67,6 @@ async def inputs(path: Path) -> list[Any]:
         return [rollout.input for rollout in await store.query_rollouts()]
 
 
-@pytest.mark.parametrize("arguments", [["status", "nope.db"], ["import", "new.db", "nope.jsonl"]], ids=" ".join)
-def test_missing_file_is_one_clear_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    assert main(["store", *arguments]) == 1
-
-    assert capsys.readouterr().err.startswith("agl store: There is no ")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("options", [[], ["--path", "s.db"]], ids=["memory", "sqlite"])
 def test_patience_with_silent_workers_reaches_the_served_store(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -92,35 +80,10 @@ def test_patience_with_silent_workers_reaches_the_served_store(
     assert store._watch.lost_worker_seconds == 7.5
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["store", "--help"]], ids=" ".join)
-def test_help_shows_examples(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(arguments)
-
-    assert "examples:" in capsys.readouterr().out
-
-
-def test_refused_import_leaves_no_new_store_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text("nonsense\n")
-
-    assert main(["store", "import", str(tmp_path / "new.db"), str(broken)]) == 1
-
-    assert "nothing was imported" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [broken]
-
-
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
 
     assert "commands:" in capsys.readouterr().out
-
-
-def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["explode"])
-
-    assert "there is no command 'explode'" in capsys.readouterr().err
 
 
 def test_module_runs_as_the_command() -> None:

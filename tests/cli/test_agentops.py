@@ -14,12 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import warm_python
+
 COMMAND = [sys.executable, "-m", "agentlightning.cli", "agentops", "--port", "0"]
 
 
 @pytest.fixture
 def foreground() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    with subprocess.Popen(COMMAND, stderr=subprocess.PIPE, text=True) as process:
+    with warm_python.Popen(COMMAND, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         yield process, address_in(process.stderr.readline())
         process.kill()

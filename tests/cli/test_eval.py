@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.intervals import estimate
 from agentlightning.cli import main
 from tests.e2e.server_process import left_behind
 from tests.stub_model.script import Script
@@ -74,8 +73,8 @@ def evaluated(capsys: pytest.CaptureFixture[str], tasks: list[Any], *options: st
     return json.loads(told.out)
 
 
-def test_endpoint_is_scored_and_failures_count_as_the_worst(
-    model: StubModel, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_endpoint_is_scored_as_a_run_and_failures_count_as_the_worst(
+    model: StubModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = ["one", "two", "seven", "four", "broken"]
     given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", "--json", "--store", "kept.db"]
@@ -86,7 +85,22 @@ def test_endpoint_is_scored_and_failures_count_as_the_worst(
     assert told["low"] < 0.6 < told["high"]
     assert told["errors"] == {"ConnectionError: the tool is down": 1}
     assert {request.body["temperature"] for request in model.requests} == {0.5}
-    assert (tmp_path / "kept.db").exists()
+    name, status, figures = asyncio.run(kept())
+    assert (name, status) == ("eval", "succeeded")
+    assert figures == {
+        "validation/reward": 0.6,
+        "validation/low": told["low"],
+        "validation/high": told["high"],
+        "validation/failed": 1.0,
+    }
+
+
+async def kept() -> Any:
+    """The only run of the store, with its figures."""
+    async with agl.SqliteLightningStore("kept.db") as store:
+        (run,) = await store.query_runs()
+        (point,) = await store.query_metrics(run.run_id)
+        return run.name, run.status, point.values
 
 
 @pytest.mark.parametrize(
@@ -94,7 +108,7 @@ def test_endpoint_is_scored_and_failures_count_as_the_worst(
     [
         ("skip", 0, "reward 1.000, 95 % interval 0.207 to 1.000, n = 1\n1 failed and are left out, "),
         ("-1", 0, "reward 0.000, 95 % interval"),
-        ("all of them", 1, "None of 1 rollouts gave a reward; most often: ConnectionError: the tool is down"),
+        ("all of them", 1, "agl eval: None of 1 rollouts gave a reward; most often: ConnectionError: the tool is down"),
     ],
 )
 def test_it_can_be_said_what_failures_count_unless_there_is_nothing_else(
@@ -105,7 +119,7 @@ def test_it_can_be_said_what_failures_count_unless_there_is_nothing_else(
 
     ended, told = evaluated(capsys, ["one", "broken"] if code == 0 else ["broken"], *given)
 
-    assert ended == code
+    assert (ended, "Traceback" in told) == (code, False)
     assert words in told
 
 
@@ -146,48 +160,3 @@ def test_model_of_our_own_and_its_checkpoint_are_served_for_it(capsys: pytest.Ca
 
     assert (told_of["tiny"]["n"], told_of["run"]["n"]) == (3, 3)
     assert told_of["run"]["mean"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "words"),
-    [
-        ("", ["tiny"], "There are no tasks"),
-        ('"a"\n{oh', ["tiny"], "Line 2 of 'tasks.jsonl' is not JSON"),
-        ('"a"', ["http://127.0.0.1:9/v1"], "Say it with --model"),
-        ('"a"', ["tiny", "--prompt", "none.txt"], "The prompt 'none.txt' cannot be read"),
-        ('"a"', ["no-such-model"], "no-such-model"),
-    ],
-    ids=["empty", "not_json", "no_model", "prompt", "model"],
-)
-def test_what_cannot_be_evaluated_is_told(
-    capsys: pytest.CaptureFixture[str], data: str, options: list[str], words: str
-) -> None:
-    Path("tasks.jsonl").write_text(data)
-
-    assert main(["eval", *options, "--agent", "agent_of_eval:solve", "--data", "tasks.jsonl"]) == 1
-
-    assert words in capsys.readouterr().err
-
-
-def test_evaluation_is_a_run_in_the_store(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", "--json", "--store", "kept.db"]
-    evaluated(capsys, ["one", "seven"], *given)
-
-    async def read() -> Any:
-        store = agl.SqliteLightningStore("kept.db")
-        try:
-            (run,) = await store.query_runs()
-            (point,) = await store.query_metrics(run.run_id)
-            return run.name, run.status, point.values
-        finally:
-            await store.close()
-
-    name, status, figures = asyncio.run(read())
-    bounds = estimate([0.0, 1.0])
-    assert (name, status) == ("eval", "succeeded")
-    assert figures == {
-        "validation/reward": 0.5,
-        "validation/low": bounds.low,
-        "validation/high": bounds.high,
-        "validation/failed": 0.0,
-    }

@@ -81,14 +81,12 @@ def test_one_of_several_models_is_named(checkpoints: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        ("nowhere", [], "There is no folder"),
-        ("empty", [], "neither checkpoints"),
         ("run", ["--step", "9"], "does not have step 9; there are the steps 1, 2, 3"),
         ("run", ["--policy", "planner"], "choose one of these with --policy"),
         ("run/tiny/step-000001", [], "neither checkpoints"),
         ("run", ["--dtype", "bfloat16"], "32 bits alone"),
     ],
-    ids=["missing", "empty", "no_such_step", "no_such_policy", "inside_a_checkpoint", "tiny_in_16_bits"],
+    ids=["no_such_step", "no_such_policy", "inside_a_checkpoint", "tiny_in_16_bits"],
 )
 def test_what_cannot_be_exported_is_told(
     checkpoints: Path,
@@ -98,8 +96,6 @@ def test_what_cannot_be_exported_is_told(
     options: list[str],
     words: str,
 ) -> None:
-    (tmp_path / "empty").mkdir()
-
     assert main(["export-model", str(tmp_path / source), str(tmp_path / "out"), *options]) == 1
 
     assert words in capsys.readouterr().err

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +21,38 @@ from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from tests.e2e.server_process import ServerProcess
 
-AGENT = "import agentlightning as agl\n\n\n@agl.rollout\ndef agent(task, llm):\n    return 1.0\n\n\nnumber = 3\n"
-AGENT += "class Demanding(agl.LitAgent):\n    def __init__(self, more):\n        super().__init__()\n"
+AGENTS = """
+import agentlightning as agl
+
+@agl.rollout
+def agent(task, llm):
+    return 1.0
+
+class Demanding(agl.LitAgent):
+    def __init__(self, more):
+        super().__init__()
+
+class Short(agl.LitAgent):
+    def rollout(self, task):
+        return 1.0
+
+number = 3
+"""
+FILES = {
+    "empty": "",
+    "text": "hello\n",
+    "tasks.jsonl": '{"a": 1}\n',
+    "torn.jsonl": '"a"\n{oh',
+    "torn.json": "{",
+    "torn.yaml": "a: [",
+    "list.json": "[]",
+    "odd.json": '{"model_list": {"a": 1}}',
+    "folder/file": "",
+    "misused_agents.py": AGENTS,
+    "broken_agents.py": "raise RuntimeError('not today')\n",
+    "unparsed_agents.py": "agent = (\n",
+    "needy_agents.py": "import a_package_that_is_missing\n",
+}
 EVAL = ["eval", "http://127.0.0.1:1/v1", "--model", "m", "--agent", "misused_agents:agent"]
 PROXY = ["proxy", "--model", "m=http://127.0.0.1:1/v1", "--port", "0"]
 FIRST_ANSWER_SECONDS = 2.0
@@ -61,27 +93,30 @@ def places() -> Iterator[Places]:
     other.server_close()
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with things of every kind; the environment names no token."""
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with things of every kind."""
+    folder = tmp_path_factory.mktemp("things")
 
     async def make_store() -> None:
-        async with SqliteLightningStore(tmp_path / "good.db") as store:
+        async with SqliteLightningStore(folder / "good.db") as store:
             await store.enqueue_rollout(1)
 
     asyncio.run(make_store())
-    (tmp_path / "binary").write_bytes(bytes(range(256)) * 40)
-    (tmp_path / "empty").touch()
-    (tmp_path / "text").write_text("hello\n")
-    (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n')
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "file").touch()
-    (tmp_path / "misused_agents.py").write_text(AGENT)
-    (tmp_path / "broken_agents.py").write_text("raise RuntimeError('not today')\n")
-    (tmp_path / "unparsed_agents.py").write_text("agent = (\n")
+    (folder / "folder").mkdir()
+    (folder / "binary").write_bytes(bytes(range(256)) * 40)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def folder(things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with copies of them; the environment names no token."""
+    shutil.copytree(things, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("AGL_STORE_TOKEN", "AGL_PROXY_API_KEY", "PROMETHEUS_MULTIPROC_DIR"):
+    for name in ("AGL_STORE_TOKEN", "AGL_PROXY_API_KEY", "PROMETHEUS_MULTIPROC_DIR", "HOSTED_VLLM_API_BASE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -123,19 +158,29 @@ CASES: list[tuple[list[str], str]] = [
     (["why", "http://[::1"], NO_ADDRESS),
     (["why", "{other}"], "is no store server"),
     (["why", "{refused}"], NO_SERVER),
+    (["why"], "required: STORE"),
+    (["why", "good.db"], "The store has no runs yet"),
+    (["why", "good.db", "run-9"], "has no run and no rollout 'run-9'"),
+    (["why", "nope.db"], "There is no store 'nope.db'"),
     (["run", "--store", "http://127.0.0.1:x", "--", "true"], NO_ADDRESS),
     ([*PROXY, "--store", "http://"], NO_ADDRESS),
     (["runner", "--store", "http://[::1", "misused_agents:agent"], NO_ADDRESS),
     (["runner", "nowhere:agent"], "No module named 'nowhere'. Run the command in the folder of the module"),
     (["runner", "broken_agents:agent"], "RuntimeError: not today (broken_agents.py, line 1)"),
     (["runner", "unparsed_agents:agent"], "(unparsed_agents.py, line 1)"),
+    (["runner", "needy_agents:agent"], "No module named 'a_package_that_is_missing'"),
     (["runner", "misused_agents:Demanding"], "TypeError"),
+    (["runner", "misused_agents:Short"], "cannot be called with (task, resources, rollout)"),
+    (["runner", "misused_agents:missing"], "There is no agent at 'misused_agents:missing'"),
+    (["runner", ":agent"], "There is no agent at ':agent'"),
+    (["runner", "misused agents:agent"], "There is no agent"),
     (["store", "status", "ftp://x"], "is no store; write http://host:4747"),
     (["store", "status", "localhost:4747"], "or http://host:4747"),
     (["store", "import", "folder", "tasks.jsonl"], "a folder"),
     (["store", "import", "binary", "tasks.jsonl"], "'binary' is not a store"),
     (["store", "import", "", "tasks.jsonl"], "'' is no store"),
     (["store", "import", "/proc/nope/x.db", "tasks.jsonl"], "cannot be made"),
+    (["store", "import", "new.db", "nope.jsonl"], "There is no file 'nope.jsonl'"),
     (["store", "import", "new.db", "folder"], "'folder'"),
     (["store", "import", "new.db", "binary"], "nothing was imported"),
     (["store", "import", "new.db", "text"], "nothing was imported"),
@@ -144,6 +189,8 @@ CASES: list[tuple[list[str], str]] = [
     (["store", "--path", "binary", "--port", "0"], "'binary' is not a store"),
     (["store", "--path", "", "--port", "0"], "the path is empty"),
     (["store", "--path", "text/x.db", "--port", "0"], "Folder 'text' for store 'text/x.db' cannot be made"),
+    (["store", "--path", "x.db", "--backend", "memory"], "needs --backend sqlite; a memory store has no file"),
+    (["store", "--token", "has space"], "white space"),
     (["store", "--port", "99999"], "99999 is no port; they go from 0, a free one, to 65535"),
     (["store", "--port", "-1"], "-1 is no port"),
     (["store", "--port", "many"], "'many' is no whole number"),
@@ -154,7 +201,7 @@ CASES: list[tuple[list[str], str]] = [
     (["store", "--n-workers", "0"], "0 is too few; give at least 1"),
     (["store", "--lost-worker-seconds", "nan"], "nan is no finite number"),
     (["store", "--lost-worker-seconds", "0"], "0 is no time; give seconds above 0"),
-    (["store", "--prot", "5"], "there is no option --prot; did you mean --port?"),
+    (["store", "--prot", "5"], "agl store: there is no option --prot; did you mean --port? See `agl store --help`.\n"),
     (["store", "status", "good.db", "--port", "5", "--verbos"], "there is no option --verbos"),
     (["store", "statsu", "good.db"], "did you mean status?"),
     (["store", "backup", "good.db", "text"], "'text' exists; give another path, or --force"),
@@ -175,7 +222,13 @@ CASES: list[tuple[list[str], str]] = [
     (["demo", "--folder", ""], "the path is empty"),
     (["demo", "--folder", "folder", "--resume"], "There is nothing to resume in 'folder'"),
     (["demo", "--folder", "nowhere", "--resume"], "There is nothing to resume in 'nowhere'"),
-    (["demo", "--target", "nan"], "nan is no finite number"),
+    (["demo", "--target", "nan"], "argument --target: nan is no finite number"),
+    (["demo", "--target", "-1"], "argument --target: -1 is no mean of rewards"),
+    (["demo", "--target", "1.5"], "is no mean of rewards"),
+    (["demo", "--target", "high"], "is no number"),
+    (["demo", "--seed", "-1"], "argument --seed: "),
+    (["demo", "--seed", "9" * 30], "is no seed"),
+    (["demo", "--steps", "0"], "give at least 1"),
     (["demo", "--runners", "0"], "give at least 1"),
     (["serve", "nope"], "There is no model 'nope'"),
     (["serve", ""], "There is no model ''"),
@@ -209,6 +262,32 @@ CASES: list[tuple[list[str], str]] = [
     (["run", "--stoer", "x", "--", "true", "--else"], "there is no option --stoer; did you mean --store?"),
     (["run", "--config", "folder", "--", "true"], "'folder' cannot be read"),
     (["run", "--config", "", "--", "true"], "the path is empty"),
+    (["run"], "there is no program to run"),
+    (["run", "--"], "there is no program to run"),
+    (["run", "--task", "{{", "--", "true"], "--task is no JSON"),
+    (["run", "--model", "gpt", "--", "true"], "does not say where the model is"),
+    (["run", "--proxy", "trainer", "--", "true"], "is no address"),
+    (["run", "--proxy", "http://127.0.0.1:1", "--max-calls", "1", "--", "true"], "limits of its own"),
+    (["run", "--store", "ftp://x", "--", "true"], "is no store"),
+    (["run", "--env", "NO_SUCH_TOKEN", "--", "true"], "there is no variable NO_SUCH_TOKEN"),
+    (["run", "--env", "NO_SUCH_TOKEN=x", "--", "true"], "there is no variable NO_SUCH_TOKEN=x"),
+    (["run", "--env", "OPENAI_API_KEY", "--", "true"], "the proxy has OPENAI_API_KEY"),
+    (["run", "--env", "AGL_PROXY_API_KEY", "--", "true"], "the proxy has AGL_PROXY_API_KEY"),
+    (["proxy"], "There is no model to serve"),
+    (["proxy", "--model", "gpt"], "does not say where the model is"),
+    (["proxy", "--model", "=http://127.0.0.1:1/v1"], "does not say where the model is"),
+    (["proxy", "--model", "gpt=gpt-4.1"], "names no provider"),
+    (["proxy", "--model", "gpt=ftp://x"], "names no provider"),
+    (["proxy", "--model", "m=hosted_vllm/m"], "has no address"),
+    (["proxy", "--config", "missing.yaml"], "cannot be read"),
+    (["proxy", "--config", "torn.json"], "is no JSON"),
+    (["proxy", "--config", "torn.yaml"], "is no YAML"),
+    (["proxy", "--config", "list.json"], "must be a mapping"),
+    (["proxy", "--config", "odd.json"], "it must be a list"),
+    (["proxy", "--host", "0.0.0.0"], "AGL_PROXY_API_KEY"),
+    ([*PROXY, "--port", "{taken}"], "Another process may already be using this port"),
+    ([*PROXY, "--store", "ftp://x"], "is no store"),
+    ([*PROXY, "--max-calls", "1"], "without --store there is none"),
     ([*PROXY, "--port", "70000"], "70000 is no port"),
     ([*PROXY, "--retries", "-1"], "-1 is negative"),
     ([*PROXY, "--deadline", "0"], "0 is no time"),
@@ -223,6 +302,9 @@ CASES: list[tuple[list[str], str]] = [
     ([*EVAL, "--data", "nope"], "The data 'nope' cannot be read"),
     ([*EVAL, "--data", "binary"], "The data 'binary' cannot be read"),
     ([*EVAL, "--data", ""], "the path is empty"),
+    ([*EVAL, "--data", "empty"], "There are no tasks in 'empty'"),
+    ([*EVAL, "--data", "torn.jsonl"], "Line 2 of 'torn.jsonl' is not JSON"),
+    (["eval", "http://x/v1", *EVAL[4:], "--data", "tasks.jsonl"], "Say it with --model"),
     ([*EVAL, "--data", "tasks.jsonl", "--prompt", "binary"], "The prompt 'binary' cannot be read"),
     ([*EVAL, "--data", "tasks.jsonl", "--store", "folder"], "a folder"),
     ([*EVAL, "--data", "tasks.jsonl", "--store", ""], "'' is no store"),
@@ -242,16 +324,21 @@ CASES: list[tuple[list[str], str]] = [
     (["prometheus", "--port", "99999"], "99999 is no port"),
     (["agentops", "--port", "99999"], "99999 is no port"),
     (["agentops", "--port", "{taken}"], "Another process may already be using this port"),
-    (["tokens", "show", ""], "agl tokens: "),
+    *((["tokens", "show", word], "agl tokens: ") for word in ("", "a-master-token", "agl1.nonsense.x")),
     (["tokens", "runner"], "There is no master token to sign with"),
     (["tokens", "runner", "--token", "x", "--expires", "7y"], "is not a duration"),
     (["tokens", "runer"], "did you mean runner?"),
-    (["trian"], "there is no command 'trian'; did you mean `agl demo`?"),
+    (["trian"], "agl: there is no command 'trian'; did you mean `agl demo`? See `agl --help`.\n"),
     (["dashbord", "good.db"], "did you mean `agl dashboard`?"),
     (["status", "good.db"], "did you mean `agl store status`?"),
     (["--verson"], "there is no option --verson; did you mean --version?"),
     (["zzz"], "there is no command 'zzz'. See `agl --help`"),
     (["vllm", "--model"], "--model is the last word"),
+    (["vllm", "./m", "--memory", "40"], "gpu_memory_utilization is 40.0; it must be above 0 and at most 1"),
+    (["vllm", "./m", "--lora-rank", "1000"], "up to rank 512"),
+    (["vllm", "server", "m"], "unrecognized arguments: m"),
+    (["vllm", "./m", "--host", "0.0.0.0"], "--host 0.0.0.0 needs --transfer nccl and full weights"),
+    (["vllm", "Qwen/Qwen2.5-0.5B"], "write `agl vllm serve NAME`"),
 ]
 
 
@@ -269,6 +356,35 @@ def test_misuse_is_one_clear_line(
     assert len(shown.splitlines()) <= 2  # what is wrong, and before it at most a warning
     left = [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts]
     assert [path for path in left if not path.name.endswith((".db-wal", ".db-shm"))] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["proxy", "--config", "models.yaml"], "pip install pyyaml"),
+        (["vllm", "serve", "m"], "pip install vllm"),
+        (["vllm", "./m"], "vLLM is not installed beside this package: run `pip install"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_installed_is_one_line_that_says_how_to_get_it(
+    arguments: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "models.yaml").write_text("model_list: []")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "yaml", None)
+
+    code, shown = run(capsys, arguments)
+
+    assert (code, shown.count("\n")) == (1, 1)
+    assert expected in shown
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
@@ -306,17 +422,6 @@ def test_a_store_in_a_folder_that_is_not_there_makes_the_folder(folder: Path) ->
 
     assert (folder / "runs" / "today" / "runs.db").is_file()
     assert (folder / "runs" / "today").stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["store status", "store backup", "store export", "store import", "run", "proxy", "tokens", "agentops", "runner"],
-)
-def test_the_help_of_a_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main([*command.split(), "--help"])
-
-    assert f"agl {command}" in capsys.readouterr().out.partition("examples:")[2]
 
 
 def test_a_model_that_cannot_be_is_refused_before_torch_is_asked(

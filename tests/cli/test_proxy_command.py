@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ import openai
 import psutil
 import pytest
 
-from agentlightning.cli import main
 from agentlightning.cli.models import models_of
 from agentlightning.cli.proxy import COMMAND, proxy_of
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
@@ -137,7 +135,7 @@ async def test_calls_are_recorded_in_a_store_of_another_process(
 async def test_a_signal_lets_calls_in_flight_finish_and_stores_them(
     start: Start, stub_model: StubModel, tmp_path: Path, number: signal.Signals, expected_code: int
 ) -> None:
-    stub_model.script = Script([Answer("done", latency_seconds=1.0)] * 3)
+    stub_model.script = Script([Answer("done", latency_seconds=0.5)] * 3)
     async with SqliteLightningStore(tmp_path / "runs.db") as store:
         rollout = await store.start_rollout({"n": 1})
         proxy = start(*model_option(stub_model), "--store", "sqlite:///runs.db", "--port", "0").begin()
@@ -198,16 +196,15 @@ async def test_a_budget_is_kept(start: Start, stub_model: StubModel, tmp_path: P
             await asyncio.to_thread(ask, proxy.base_url(rollouts[2]))
 
 
-@pytest.mark.parametrize("form", ["yaml", "json"])
 def test_models_of_a_file_are_served_with_keys_of_the_environment(
-    start: Start, stub_model: StubModel, tmp_path: Path, form: str
+    start: Start, stub_model: StubModel, tmp_path: Path
 ) -> None:
     stub_model.api_key = PROVIDER_KEY
     params = {"model": "openai/stub-model", "api_base": stub_model.openai_url, "api_key": "os.environ/THE_KEY"}
     config = json.dumps({"model_list": [{"model_name": "nice-name", "litellm_params": params}]})
-    (tmp_path / f"models.{form}").write_text(config)  # JSON is YAML too
+    (tmp_path / "models.yaml").write_text(config)  # JSON is YAML too
 
-    proxy = start("--config", f"models.{form}", "--port", "0", THE_KEY=PROVIDER_KEY).begin()
+    proxy = start("--config", "models.yaml", "--port", "0", THE_KEY=PROVIDER_KEY).begin()
 
     assert ask(f"{proxy.url}/v1", model="nice-name") == "Hello there"
     proxy.end(signal.SIGTERM)
@@ -215,19 +212,6 @@ def test_models_of_a_file_are_served_with_keys_of_the_environment(
 
 
 # ---------------------------------------------------------------------- what goes wrong
-
-
-def test_a_port_in_use_is_one_line(start: Start, stub_model: StubModel) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        proxy = start(*model_option(stub_model), "--port", str(port), "--store", "runs.db")
-        code = proxy.end()
-
-    assert code == 1
-    assert str(port) in proxy.said
-    assert proxy.said.count("\n") == 1, proxy.said
 
 
 async def test_a_store_that_does_not_answer_is_told_and_waited_for(start: Start, stub_model: StubModel) -> None:
@@ -241,53 +225,6 @@ async def test_a_store_that_does_not_answer_is_told_and_waited_for(start: Start,
             await asyncio.to_thread(ask, proxy.base_url(rollout))
             await asyncio.to_thread(proxy.end, signal.SIGTERM)
             assert len(await calls_of(store, rollout)) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "There is no model to serve"),
-        (["--model", "gpt"], "does not say where the model is"),
-        (["--model", "=http://127.0.0.1:1/v1"], "does not say where the model is"),
-        (["--model", "gpt=gpt-4.1"], "names no provider"),
-        (["--model", "gpt=ftp://x"], "names no provider"),
-        (["--model", "m=hosted_vllm/m"], "has no address"),
-        (["--config", "missing.yaml"], "cannot be read"),
-        (["--config", "broken.json"], "is no JSON"),
-        (["--config", "broken.yaml"], "is no YAML"),
-        (["--config", "list.json"], "must be a mapping"),
-        (["--config", "odd.json"], "it must be a list"),
-        (["--host", "0.0.0.0"], "AGL_PROXY_API_KEY"),
-        (["--log-level", "LOUD"], "Log level 'LOUD' is unknown"),
-        (["--model", "m=http://127.0.0.1:1/v1", "--store", "ftp://x"], "is no store"),
-        (["--config", "good.yaml"], "pip install pyyaml"),
-        (["--model", "m=http://127.0.0.1:1/v1", "--port", "0", "--max-calls", "1"], "without --store there is none"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_done_is_said_in_one_line(
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in ("AGL_PROXY_API_KEY", "AGL_STORE_TOKEN", "HOSTED_VLLM_API_BASE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    for name, text in (("broken.json", "{"), ("broken.yaml", "a: ["), ("list.json", "[]")):
-        Path(name).write_text(text)
-    Path("odd.json").write_text('{"model_list": {"a": 1}}')
-    Path("good.yaml").write_text("model_list: []")
-    if "good.yaml" in arguments:
-        monkeypatch.setitem(sys.modules, "yaml", None)
-
-    code = main(["proxy", *(() if "--max-calls" in arguments else ("--store", "runs.db")), *arguments])
-
-    said = capsys.readouterr().err
-    assert code == 1
-    assert words in said
-    assert said.count("\n") == 1, said
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.cli import main
+from agentlightning.cli.models import passed_through
 from agentlightning.emitter import find_final_reward
 from agentlightning.store import LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.store.http.tokens import Scope, sign_token
@@ -218,32 +219,30 @@ def test_real_keys_reach_neither_program_nor_record(runs: Runs) -> None:
         assert path.is_dir() or REAL_KEY.encode() not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("MY_TOKEN", "there is no variable MY_TOKEN"),
-        ("MY_TOKEN=x", "there is no variable MY_TOKEN=x"),
-        ("OPENAI_API_KEY", "the proxy has OPENAI_API_KEY"),
-        ("AGL_PROXY_API_KEY", "the proxy has AGL_PROXY_API_KEY"),
-    ],
-)
-def test_variables_that_cannot_be_passed_on_are_refused(runs_here: RunsHere, name: str, message: str) -> None:
-    done = runs_here("--env", name, "--", "true")
-
-    assert done.returncode != 0
-    assert message in done.stderr
-
-
-@pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"])
-def test_a_script_with_the_anthropic_sdk_goes_to_its_own_provider(runs: Runs, variable: str) -> None:
+def test_a_script_with_the_anthropic_sdk_goes_to_its_own_provider(runs: Runs) -> None:
     with running(models=("claude-stub",), api_key=REAL_KEY) as claude:
         script = runs.file("script.py", ANTHROPIC)
-        done = runs("--", sys.executable, script, **{"ANTHROPIC_BASE_URL": claude.url, variable: REAL_KEY})
+        done = runs("--", sys.executable, script, ANTHROPIC_BASE_URL=claude.url, ANTHROPIC_AUTH_TOKEN=REAL_KEY)
 
     (call,) = calls_in(runs.recorded()[1])
     assert (done.returncode, done.stdout) == (0, "Hello there\n"), done.stderr
     assert claude.requests[0].dialect == "messages"
     assert call.attributes["agentlightning.proxy.requested_model"] == "claude-stub"
+
+
+@pytest.mark.parametrize(
+    ("variables", "headers"),
+    [("ANTHROPIC_API_KEY", None), ("ANTHROPIC_AUTH_TOKEN", "t"), ("ANTHROPIC_API_KEY ANTHROPIC_AUTH_TOKEN", None)],
+)
+def test_a_token_for_anthropic_is_sent_where_there_is_no_key(
+    monkeypatch: pytest.MonkeyPatch, variables: str, headers: str | None
+) -> None:
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "t" if name in variables else "")
+
+    sent = passed_through().entries[0]["litellm_params"].get("extra_headers")
+
+    assert sent == (None if headers is None else {"Authorization": f"Bearer {headers}"})
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
@@ -257,10 +256,10 @@ def test_a_script_for_node_is_recorded(runs: Runs) -> None:
 def test_calls_that_fail_are_told(runs: Runs) -> None:
     runs.model.script = Script([Failure(400, "no")] * 2)  # the second try is without what the proxy adds
 
-    done = runs("--", sys.executable, runs.file("script.py", PYTHON))
+    done = runs("--", sys.executable, runs.file("script.py", WITHOUT_SDK))
 
     assert done.returncode == 1
-    assert "openai.BadRequestError" in done.stderr
+    assert "HTTP Error 400" in done.stderr
     assert re.search(r"model calls\s*│ 1 \(1 failed\)", done.stderr)
 
 
@@ -290,10 +289,8 @@ def test_a_program_that_is_not_there_is_told_as_shells_do(runs: Runs, runs_here:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--", "printf", "%s ", "--reward", "--", "-x"),
         ("printf", "%s ", "--reward", "--", "-x"),
         ("--reward", "none", "--", "printf", "%s ", "--reward", "--", "-x"),
-        ("--reward", "none", "printf", "%s ", "--reward", "--", "-x"),
     ],
 )
 def test_the_words_of_the_program_are_its_own(runs_here: RunsHere, words: tuple[str, ...]) -> None:
@@ -372,11 +369,8 @@ def read_until(terminal: int, words: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("source", "command", "code", "reward"),
     [
-        ("exit_code", "exit 0", 0, 1.0),
         ("exit_code", "exit 4", 4, 0.0),
-        ("file", "echo 0.25 > $AGL_REWARD_FILE", 0, 0.25),
         ("stdout", "echo 0.75", 0, 0.75),
-        ("auto", "echo hello", 0, None),
         ("none", "echo 0.75", 0, None),
     ],
 )
@@ -416,10 +410,10 @@ def test_a_model_is_served_from_elsewhere_under_its_name(runs: Runs) -> None:
 
 
 def test_a_budget_is_kept(runs: Runs) -> None:
-    done = runs("--max-calls", "1", "--", sys.executable, runs.file("s.py", PYTHON + PYTHON))
+    done = runs("--max-calls", "1", "--", sys.executable, runs.file("s.py", WITHOUT_SDK + WITHOUT_SDK))
 
-    assert done.returncode == 1
-    assert re.search("The budget of this rollout.* is 1 model calls", done.stderr)
+    assert (done.returncode, len(runs.model.requests)) == (1, 1)
+    assert "HTTP Error 403" in done.stderr
 
 
 @pytest.fixture
@@ -489,36 +483,6 @@ def test_the_trace_of_a_rollout_is_shown(runs: Runs, runs_here: RunsHere) -> Non
 # ---------------------------------------------------------------------- what goes wrong
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--task", "{", "--", "true"], "--task is no JSON"),
-        (["--model", "gpt", "--", "true"], "does not say where the model is"),
-        (["--proxy", "trainer", "--", "true"], "is no address"),
-        (["--proxy", "http://127.0.0.1:1", "--max-calls", "1", "--", "true"], "limits of its own"),
-        (["--store", "ftp://x", "--", "true"], "is no store"),
-        (["--show", "ro-1", "--store", "missing.db"], "There is no store 'missing.db'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_done_is_said_in_one_line(
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    code = main(["run", *arguments])
-
-    said = capsys.readouterr().err
-    assert code == 1
-    assert words in said
-    assert said.count("\n") == 1, said
-    assert not (tmp_path / "missing.db").exists()
-
-
 def test_credentials_reach_the_program_only_by_name(runs: Runs) -> None:
     program = "import os, sys; print([name for name in os.environ if name.startswith('MY_')]); sys.exit(3)"
     variables = {"MY_TOKEN": "token-of-the-user", "MY_PASSWORD": "password-of-the-user", "MY_COLOUR": "red"}
@@ -528,14 +492,6 @@ def test_credentials_reach_the_program_only_by_name(runs: Runs) -> None:
     assert (done.returncode, sorted(json.loads(done.stdout.replace("'", '"')))) == (3, ["MY_COLOUR", "MY_TOKEN"])
     assert re.search(r"did not inherit .*MY_PASSWORD.*--env NAME", done.stderr)
     assert "password-of-the-user" not in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [[], ["--"]], ids=["nothing", "dashes"])
-def test_without_a_program_the_usage_is_shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["run", *arguments])
-
-    assert "there is no program to run" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_gone_ends_the_program(runs: Runs) -> None:
@@ -554,6 +510,6 @@ def test_a_proxy_of_the_network_is_not_asked_for_ours(runs: Runs) -> None:
     away = "http://127.0.0.1:9"
     changes = {"HTTP_PROXY": away, "http_proxy": away, "NO_PROXY": "example.org", "no_proxy": "example.org"}
 
-    done = runs("--", sys.executable, runs.file("script.py", PYTHON), **changes)
+    done = runs("--", sys.executable, runs.file("script.py", WITHOUT_SDK), **changes)
 
     assert (done.returncode, done.stdout.split("\n")[0]) == (0, "Hello there"), done.stderr

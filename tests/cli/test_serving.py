@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from agentlightning.cli import main
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from tests import warm_python
 
@@ -67,15 +66,6 @@ async def test_store_is_served_until_sigterm_and_keeps_what_it_was_told(start: S
         assert (await store.get_rollout_by_id(rollout.rollout_id)) == rollout
 
 
-def test_ctrl_c_ends_a_server_cleanly(start: Start) -> None:
-    process, address = start("store", "--port", "0")
-    assert get(f"{address}/health") == {"status": "ok"}
-
-    process.send_signal(signal.SIGINT)
-
-    assert process.wait(10) == 130
-
-
 def test_token_from_the_environment_is_asked_for(start: Start) -> None:
     _, address = start("store", "--port", "0", AGL_STORE_TOKEN=TOKEN)
 
@@ -97,34 +87,6 @@ async def test_several_processes_serve_one_file(start: Start) -> None:
         await client.close()
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
-
-
-def test_status_of_a_server_is_shown(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    _, address = start("store", "--port", "0")
-
-    assert main(["store", "status", address]) == 0
-
-    assert "InMemoryLightningStore" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--host", "0.0.0.0"], "make one with `agl tokens new`"),
-        (["--path", "x.db", "--backend", "memory"], "needs --backend sqlite"),
-        (["--n-workers", "2"], "needs --backend sqlite"),
-        (["--token", "has space"], "white space"),
-    ],
-    ids=["public", "path", "workers", "token"],
-)
-def test_what_cannot_be_served_is_refused_with_a_way_out(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AGL_STORE_TOKEN", raising=False)
-
-    assert main(["store", "--port", "0", *arguments]) == 1
-
-    assert said in capsys.readouterr().err
 
 
 def test_public_address_is_served_with_a_token_or_when_told_so(start: Start) -> None:

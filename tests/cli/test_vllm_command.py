@@ -127,14 +127,6 @@ def test_executable_of_another_environment_is_run_as_it_is(tmp_path: Path) -> No
     assert "vLLM 0.10.2 or later" in done.stderr
 
 
-def test_missing_vllm_is_one_line_that_says_how_to_get_it(tmp_path: Path) -> None:
-    done = run(tmp_path, "serve", "m", PATH=str(tmp_path))
-
-    assert done.returncode == 1
-    assert "pip install vllm" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_vllm_without_a_command_line_is_told(installed: Path) -> None:
     (installed / "vllm/entrypoints/cli/main.py").unlink()
 
@@ -207,29 +199,3 @@ def test_server_for_another_machine_takes_weights_by_nccl_and_unpickles_nothing(
     assert words[words.index("--weight-transfer-config") + 1] == '{"backend":"nccl"}'
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in variables
     assert 'GRPO("./m", engine="http://THIS-MACHINE:8000")' in done.stderr
-
-
-def test_model_without_vllm_is_one_line_with_what_installs_it(model: Path) -> None:
-    done = run(model, "./m", PATH=str(model))
-
-    assert done.returncode == 1
-    assert "vLLM is not installed beside this package: run `pip install" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        (["./m", "--memory", "40"], "gpu_memory_utilization is 40.0; it must be above 0 and at most 1"),
-        (["./m", "--lora-rank", "1000"], "up to rank 512"),
-        (["server", "m"], "unrecognized arguments: m"),
-        (["./m", "--host", "0.0.0.0"], "--host 0.0.0.0 needs --transfer nccl and full weights"),
-        (["Qwen/Qwen2.5-0.5B"], "write `agl vllm serve NAME`"),
-    ],
-)
-def test_options_that_cannot_be_used_are_one_line(tmp_path: Path, given: list[str], reason: str) -> None:
-    done = run(tmp_path, *given)
-
-    assert done.returncode in (1, 2)
-    assert reason in done.stderr
-    assert "Traceback" not in done.stderr

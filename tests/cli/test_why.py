@@ -45,29 +45,6 @@ def test_a_rollout_is_explained(recorded: tuple[Path, str], capsys: pytest.Captu
     assert "Its reward is 0." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["{store}", "run-9"], "has no run and no rollout 'run-9'"),
-        (["{folder}/missing.db"], "There is no store"),
-        ([], "STORE"),
-    ],
-    ids=["unknown id", "no such file", "no store"],
-)
-def test_what_is_not_there_is_one_line(
-    recorded: tuple[Path, str], words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [word.format(store=recorded[0], folder=recorded[0].parent) for word in words]
-
-    try:
-        code: object = main(["why", *given])
-    except SystemExit as error:
-        code = error.code
-
-    out = capsys.readouterr()
-    assert (code != 0, said in out.err, out.err.count("\n"), out.out) == (True, True, 1, "")
-
-
 def test_the_installation_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
 

@@ -107,7 +107,7 @@ _HAS_TORCH = importlib.util.find_spec("torch") is not None
 __all__ = ["__version__", *(name for name in _HOME_OF if _HAS_TORCH or name not in _NEED_TORCH)]
 
 
-_ROOMS = frozenset(
+_PACKAGES = frozenset(
     [
         *("adapter", "algorithm", "emitter", "errors", "events", "execution", "instrumentation", "litagent", "runner"),
         *("engine", "llm_proxy", "verl", "semconv", "store", "tracer", "trainer", "types"),
@@ -116,7 +116,7 @@ _ROOMS = frozenset(
 
 
 def __getattr__(name: str) -> object:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f"agentlightning.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'agentlightning' has no attribute '{name}'")

@@ -1,8 +1,7 @@
 """The `AGL_*` environment variables, as one table, and the one way to read them.
 
 A part that can be configured from outside resolves each setting the same way: what the caller passed wins, then the
-environment, then the part's fallback. The environment is read when asked for, never at import. The default in
-the table is what the parts of this package pass as their fallback; reading alone does not apply it.
+environment, then the part's fallback. The environment is read when asked for, never at import.
 """
 
 import os
@@ -20,34 +19,20 @@ _FALSE_WORDS: Final = ("0", "false", "no", "off")
 
 
 class LightningEnvVar(str, Enum):
-    """Every variable the package reads: name, type, default, meaning."""
+    """Every variable the package reads; `docs/reference/environment.md` says what for."""
 
-    value_type: type[str | int]
-    default: str | int | None
-    meaning: str
-
-    def __new__(
-        cls, name: str, value_type: type[str | int] = str, default: str | int | None = None, meaning: str = ""
-    ) -> "LightningEnvVar":
-        variable = str.__new__(cls, name)
-        variable._value_ = name
-        variable.value_type = value_type
-        variable.default = default
-        variable.meaning = meaning
-        return variable
-
-    AGL_CURRENT_ROLE = ("AGL_CURRENT_ROLE", str, "both", "Which side runs in this process: algorithm, runner or both.")
-    AGL_SERVER_HOST = ("AGL_SERVER_HOST", str, "localhost", "Host of the store server, to bind and to connect to.")
-    AGL_SERVER_PORT = ("AGL_SERVER_PORT", int, 4747, "Port of the store server.")
-    AGL_MANAGED_STORE = ("AGL_MANAGED_STORE", bool, True, "Whether execution strategies wrap or serve the store.")
-    AGL_EMITTER_DEBUG = ("AGL_EMITTER_DEBUG", bool, False, "Whether emitters log every span they emit.")
-    AGL_PROGRESS = ("AGL_PROGRESS", str, "auto", "What a training shows while it runs: auto, rich, plain, json or off.")
-    AGL_STORE_TOKEN = ("AGL_STORE_TOKEN", str, None, "Token that store clients send and store servers demand.")
-    AGL_ALLOW_POML = ("AGL_ALLOW_POML", bool, False, "Whether POML templates out of a store are run, which are code.")
-    AGL_ENGINE_WEIGHTS_KEY = ("AGL_ENGINE_WEIGHTS_KEY", str, None, "Key that `agl serve` demands for new weights.")
-    AGL_PROXY_API_KEY = ("AGL_PROXY_API_KEY", str, None, "Key that an LLM proxy demands of who is not an attempt.")
-    AGL_MAX_VALUES = ("AGL_MAX_VALUES", int, 200_000, "Most values, of JSON, that servers take in one request.")
-    AGL_FILE_MODE = ("AGL_FILE_MODE", str, "0600", "Mode, in octal digits, of new files that hold what a store holds.")
+    AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
+    AGL_SERVER_HOST = "AGL_SERVER_HOST"
+    AGL_SERVER_PORT = "AGL_SERVER_PORT"
+    AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
+    AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
+    AGL_PROGRESS = "AGL_PROGRESS"
+    AGL_STORE_TOKEN = "AGL_STORE_TOKEN"
+    AGL_ALLOW_POML = "AGL_ALLOW_POML"
+    AGL_ENGINE_WEIGHTS_KEY = "AGL_ENGINE_WEIGHTS_KEY"
+    AGL_PROXY_API_KEY = "AGL_PROXY_API_KEY"
+    AGL_MAX_VALUES = "AGL_MAX_VALUES"
+    AGL_FILE_MODE = "AGL_FILE_MODE"
 
 
 class _Resolver(Generic[ValueT]):

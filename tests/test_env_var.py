@@ -20,12 +20,6 @@ def test_members_are_named_like_their_variable() -> None:
     assert all(variable.name == variable.value == variable for variable in LightningEnvVar)
 
 
-@pytest.mark.parametrize("variable", LightningEnvVar)
-def test_table_gives_each_variable_a_meaning_and_a_default_of_its_type(variable: LightningEnvVar) -> None:
-    assert variable.meaning
-    assert variable.default is None or type(variable.default) is variable.value_type
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

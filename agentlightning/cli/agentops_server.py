@@ -6,9 +6,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from rich.console import Console
-
-from agentlightning.cli.command import Command, CommandParser, port_number
+from agentlightning.cli.command import Command, CommandParser, port_number, say
 from agentlightning.errors import ConfigurationError
 from agentlightning.legacy.agentops_service import HOST, listen, serve
 
@@ -40,13 +38,9 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.daemon:
         _serve_in_background(listening, address)
         return
-    _tell(f"Standing in for AgentOps at {address}. Ctrl-C stops it.")
+    say("agentops", f"Standing in for AgentOps at {address}. Ctrl-C stops it.")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # what is open is closed on the way out
     serve(listening)
-
-
-def _tell(text: str) -> None:
-    Console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
 def _serve_in_background(listening: "socket.socket", address: str) -> None:
@@ -57,7 +51,7 @@ def _serve_in_background(listening: "socket.socket", address: str) -> None:
     if process_id == 0:
         _detach_and_serve(listening)
     listening.close()
-    _tell(f"Standing in for AgentOps at {address} in process {process_id}; `kill {process_id}` stops it.")
+    say("agentops", f"Standing in for AgentOps at {address} in process {process_id}; `kill {process_id}` stops it.")
     print(process_id)  # noqa: T201 # the command's own output, for scripts
 
 

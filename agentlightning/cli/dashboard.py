@@ -20,9 +20,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urldefrag
 
-from rich.console import Console
-from rich.markup import escape
-
 from agentlightning.cli.command import Command, CommandParser, port_number
 from agentlightning.cli.stores import first_response, is_remote, open_store
 from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
@@ -134,7 +131,7 @@ def _browser_opened(url: str) -> Iterator[None]:
 
 
 def _show(text: str) -> None:
-    Console().print(escape(text), soft_wrap=True, highlight=False)
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 

@@ -15,7 +15,6 @@ from agentlightning.adapter import TraceToMessages
 from agentlightning.cli.command import Command, CommandParser
 from agentlightning.cli.stores import open_store
 from agentlightning.cli.why import judged
-from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
 from agentlightning.store import LightningStore
 from agentlightning.types import NamedResources, PromptTemplate, RolloutStatus
@@ -182,8 +181,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError as error:
         raise ConfigurationError(f"`agl mcp` needs the package mcp: run `{install_command('mcp')}`.") from error
-    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
-    tools = StoreTools(open_store(arguments.store, token, must_exist=True))
+    tools = StoreTools(open_store(arguments.store, arguments.token, must_exist=True))
     server = MCPServer("agentlightning", instructions=INSTRUCTIONS, log_level="WARNING")
     offered: list[Callable[..., Awaitable[object]]] = [
         *(tools.runs, tools.run, tools.why, tools.rollouts, tools.rollout, tools.diff),

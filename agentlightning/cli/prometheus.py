@@ -11,9 +11,7 @@ import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from rich.console import Console
-
-from agentlightning.cli.command import Command, CommandParser, port_number
+from agentlightning.cli.command import Command, CommandParser, port_number, say
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.installation import install_command
 
@@ -52,9 +50,7 @@ def _run(arguments: argparse.Namespace) -> None:
         ) from error
     with server:
         address = f"http://{arguments.host}:{server.server_port}{server.metrics_path}"
-        Console(stderr=True).print(
-            f"Showing the figures in {folder} at {address}. Ctrl-C stops it.", markup=False, soft_wrap=True
-        )
+        say("prometheus", f"Showing the figures in {folder} at {address}. Ctrl-C stops it.")
         server.serve_forever()
 
 

@@ -90,16 +90,15 @@ def _run(arguments: argparse.Namespace) -> int:
             "--max-calls, --max-tokens and --max-cost are budgets of each rollout, and without --store there is none; "
             "give the store of the rollouts, or limit all calls together with --run-max-...."
         )
-    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     if arguments.store is None:
         say("proxy", "No --store is given, so calls are kept in memory and forgotten when the proxy ends.")
-    outage = outage_of(arguments.store, token)
+    outage = outage_of(arguments.store, arguments.token)
     if outage is not None:
         meanwhile = (
             "are refused until it does, since rollouts have budgets" if has_budget else "are served, and wait for it"
         )
         say("proxy", f"The store does not answer; calls {meanwhile}. {outage}")
-    store = open_store(arguments.store, token)
+    store = open_store(arguments.store, arguments.token)
     tune_process()
     try:
         proxy = proxy_of(arguments, models, store, api_key=api_key)

@@ -29,7 +29,7 @@ from agentlightning.cli.command import Command, CommandParser, print_json, say
 from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_capture
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
-from agentlightning.cli.stores import open_store, outage_of
+from agentlightning.cli.stores import opened_store
 from agentlightning.emitter import find_final_reward
 from agentlightning.emitter.reward import get_reward_value
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
@@ -108,22 +108,17 @@ def _run(arguments: argparse.Namespace) -> int:
     command = [*arguments.command, *arguments.rest[0 if arguments.command else 1 :]]
     if not command and arguments.show is None:
         COMMAND.parser().error("there is no program to run; write it behind two dashes: agl run -- python script.py")
-    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     is_shown = arguments.show is not None
     task, models = ("", Models([])) if is_shown else (_task(arguments.task, command), models_of(arguments))
-    outage = outage_of(arguments.store, token)
-    if outage is not None:
-        raise outage
-    store = open_store(arguments.store, token, must_exist=is_shown)
-    try:
+    variables = _passed_on(arguments.env)
+    proxy = None if is_shown or arguments.proxy is None else _named_proxy(arguments, models)
+    with opened_store(arguments.store, arguments.token, must_exist=is_shown) as store:
         if is_shown:
             asyncio.run(print_trace(store, arguments.show, as_json=arguments.json))
             return 0
-        with _resource(arguments, models, store) as llm:
-            agent = _ForegroundAgent(command, llm, env=_passed_on(arguments.env), reward_from=arguments.reward)
+        with _own_proxy(arguments, models, store) if proxy is None else contextlib.nullcontext(proxy) as llm:
+            agent = _ForegroundAgent(command, llm, env=variables, reward_from=arguments.reward)
             return asyncio.run(_Session(arguments.store, store, agent, llm).run(task))
-    finally:
-        asyncio.run(store.close())
 
 
 def _task(text: str | None, command: Sequence[str]) -> TaskInput:
@@ -141,11 +136,8 @@ def _task(text: str | None, command: Sequence[str]) -> TaskInput:
 
 
 @contextmanager
-def _resource(arguments: argparse.Namespace, models: Models, store: LightningStore) -> Iterator[ProxyLLM]:
-    """The model as the program is to see it: behind the proxy that was named, or one of our own."""
-    if arguments.proxy is not None:
-        yield _named_proxy(arguments, models)
-        return
+def _own_proxy(arguments: argparse.Namespace, models: Models, store: LightningStore) -> Iterator[ProxyLLM]:
+    """The model as the program is to see it, behind a proxy that runs as long as the block."""
     models = models if models.entries else passed_through()
     proxy = LLMProxy(
         model_list=models.entries,
@@ -165,6 +157,7 @@ def _resource(arguments: argparse.Namespace, models: Models, store: LightningSto
 
 
 def _named_proxy(arguments: argparse.Namespace, models: Models) -> ProxyLLM:
+    """The same behind a proxy that runs already."""
     if models.entries or budget_of(arguments) is not None:
         raise ConfigurationError("--proxy has models and limits of its own; leave --model, --config and --max-... out.")
     if urlsplit(arguments.proxy).scheme not in ("http", "https"):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from agentlightning.cli.command import Command, CommandParser, amount, positive_number, say
 from agentlightning.cli.stores import outage_of
-from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.execution.events import ControlFlags, ExecutionEvent, ThreadingEvent
@@ -64,9 +63,8 @@ def _add_arguments(parser: CommandParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     agent = loaded_agent(arguments.agent)
-    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
-    store = LightningStoreClient(arguments.store, token=token)
-    outage = outage_of(arguments.store, token)
+    store = LightningStoreClient(arguments.store, token=arguments.token)
+    outage = outage_of(arguments.store, arguments.token)
     runner: LitAgentRunner[object] = LitAgentRunner(
         OtelTracer(),
         max_rollouts=arguments.max_rollouts,

@@ -19,6 +19,7 @@ from agentlightning.cli.command import (
     port_number,
     positive_number,
     print_json,
+    say,
     seconds,
 )
 from agentlightning.cli.stores import (
@@ -57,7 +58,7 @@ examples:
   agl store --backend postgres --dsn postgresql://agl@db/agl     one of several servers on a database
   AGL_STORE_TOKEN=$(agl tokens new) agl store --host 0.0.0.0     for other machines, which need the token
   agl store status runs.db                             what a store holds; also of http://127.0.0.1:4747
-  agl store backup runs.db copy.db                     a consistent copy, while runs.db is in use
+  agl store backup runs.db copy.db                     a consistent copy, while runs.db is in use; --force replaces one
   agl store export runs.db runs.jsonl                  everything as JSON lines
   agl store import new.db runs.jsonl                   JSON lines into a new store
   agl store import postgresql://agl@db/agl runs.jsonl  the same into a database; PGPASSWORD lets you in
@@ -67,26 +68,6 @@ VERBS = {
     "backup": "copy a store, also while it is in use",
     "export": "write a store as JSON lines",
     "import": "read JSON lines into a new store",
-}
-VERB_EXAMPLES = {
-    "status": """\
-examples:
-  agl store status runs.db
-  agl store status http://127.0.0.1:4747     of a running server; AGL_STORE_TOKEN lets you in
-""",
-    "backup": """\
-examples:
-  agl store backup runs.db copy.db           while runs.db is in use, too
-  agl store backup --force runs.db copy.db   replace the copy of yesterday
-""",
-    "export": """\
-examples:
-  agl store export runs.db runs.jsonl        one record on each line; `agl store import` reads it
-""",
-    "import": """\
-examples:
-  agl store import new.db runs.jsonl         into a new file, whole or not at all
-""",
 }
 
 
@@ -112,7 +93,7 @@ def _add_arguments(parser: CommandParser) -> None:
     )
     verbs = parser.add_subparsers(dest="verb", metavar=f"{{{','.join(VERBS)}}}")
     for verb, what in VERBS.items():
-        command = verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=VERB_EXAMPLES[verb])
+        command = verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=EXAMPLES)
         places = "a server or a database" if verb == "status" else "a database"
         command.add_argument("path", help=f"the store file, or the address of {places}")
         if verb == "status":
@@ -197,9 +178,7 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
         await server.start()
         tune_process()
         gc.freeze()  # what is loaded by now stays, and need not be looked through again
-        Console(stderr=True).print(
-            f"Serving {escape(described)} at {server.endpoint} (docs at /docs). Ctrl-C stops it.", soft_wrap=True
-        )
+        say("store", f"Serving {described} at {server.endpoint} (docs at /docs). Ctrl-C stops it.")
         ended_by = await received
     await server.stop()
     await store.close()

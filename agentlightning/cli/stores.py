@@ -1,6 +1,8 @@
 """The store that a command uses: the address of a server or of a database, or a file."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ def open_store(address: str | None, token: str | None = None, *, must_exist: boo
     """The store at an address of a server or a database, `sqlite:///path`, or a path; None is one in memory.
 
     Args:
-        token: Which the server requires.
+        token: Which the server requires; by default the environment's.
         must_exist: Refuse a file that is not there, which to open would create.
     """
     if address is None:
@@ -40,6 +42,19 @@ def open_store(address: str | None, token: str | None = None, *, must_exist: boo
     if is_database(address):
         return postgres_store(address)
     return SqliteLightningStore(existing_file(address) if must_exist else path_of(address))
+
+
+@contextmanager
+def opened_store(address: str, token: str | None, *, must_exist: bool = False) -> Iterator[LightningStore]:
+    """The same until the end of the block; StoreUnavailable if its server does not respond."""
+    outage = outage_of(address, token)
+    if outage is not None:
+        raise outage
+    store = open_store(address, token, must_exist=must_exist)
+    try:
+        yield store
+    finally:
+        asyncio.run(store.close())
 
 
 def postgres_store(dsn: str, **options: Any) -> LightningStore:

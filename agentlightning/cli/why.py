@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 from agentlightning.cli.command import Command, CommandParser, print_json
-from agentlightning.cli.stores import open_store, outage_of
-from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
+from agentlightning.cli.stores import opened_store
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import LightningStore
 from agentlightning.utils.clipped_text import printable
@@ -33,26 +32,13 @@ def _add_arguments(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
-    outage = outage_of(arguments.store, token)
-    if outage is not None:
-        raise outage
-    store = open_store(arguments.store, token, must_exist=True)
-    found, lines = asyncio.run(_closing(store, arguments.id))
+    with opened_store(arguments.store, arguments.token, must_exist=True) as store:
+        found, lines = asyncio.run(judged(store, arguments.id))
     if arguments.json:
         print_json(found)
     else:
         sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
     return 0
-
-
-async def _closing(store: LightningStore, wanted: str | None) -> tuple[dict[str, object], list[str]]:
-    try:
-        return await judged(store, wanted)
-    finally:
-        close = getattr(store, "close", None)
-        if close is not None:
-            await close()
 
 
 async def judged(store: LightningStore, wanted: str | None) -> tuple[dict[str, Any], list[str]]:

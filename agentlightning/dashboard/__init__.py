@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from types import MappingProxyType
+from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import quote
 
@@ -19,14 +19,12 @@ DASHBOARD_PATH: Final = "/dashboard"
 """Where the page is; its files are below."""
 
 _PAGE: Final = "index.html"
-_MEDIA_TYPES: Final = MappingProxyType(
-    {
-        ".html": "text/html; charset=utf-8",
-        ".css": "text/css; charset=utf-8",
-        ".js": "text/javascript; charset=utf-8",
-        ".svg": "image/svg+xml",
-    }
-)
+_MEDIA_TYPES: Final[Mapping[str, str]] = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 _POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -68,21 +66,18 @@ def asset_at(path: str) -> Asset | None:
 @functools.cache
 def _assets() -> Mapping[str, Asset]:
     """Every file by its name; they are few and small, and do not change while the package is in use."""
-    files = [file for file in resources.files(__name__).iterdir() if _suffix(file.name) in _MEDIA_TYPES]
-    return MappingProxyType({file.name: _asset(file.name, file.read_bytes()) for file in files})
+    files = {file.name: file.read_bytes() for file in resources.files(__name__).iterdir() if file.is_file()}
+    media_types = {name: _MEDIA_TYPES.get(PurePosixPath(name).suffix) for name in files}
+    return {name: _asset(media_type, files[name]) for name, media_type in media_types.items() if media_type is not None}
 
 
-def _asset(name: str, body: bytes) -> Asset:
+def _asset(media_type: str, body: bytes) -> Asset:
     headers = {
-        "content-type": _MEDIA_TYPES[_suffix(name)],
+        "content-type": media_type,
         "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
         "cache-control": "no-cache",
         "content-security-policy": _POLICY,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
     }
-    return Asset(body, MappingProxyType(headers))
-
-
-def _suffix(name: str) -> str:
-    return "." + name.rpartition(".")[2]
+    return Asset(body, headers)

@@ -1,5 +1,6 @@
 """DATA — what flows through Agent Lightning: rollouts, attempts, spans, resources, runs, pages and notices."""
 
+from agentlightning.types import agents, core, paging, records, resources, tracer
 from agentlightning.types.agents import *
 from agentlightning.types.core import *
 from agentlightning.types.paging import *
@@ -7,62 +8,4 @@ from agentlightning.types.records import *
 from agentlightning.types.resources import *
 from agentlightning.types.tracer import *
 
-__all__ = [
-    "AgentMatcher",
-    "AgentRule",
-    "Triplet",
-    "RolloutLegacy",
-    "Task",
-    "TaskInput",
-    "TaskIfAny",
-    "RolloutRawResultLegacy",
-    "RolloutRawResult",
-    "RolloutMode",
-    "GenericResponse",
-    "ParallelWorkerBase",
-    "Dataset",
-    "AttemptStatus",
-    "RolloutStatus",
-    "RolloutConfig",
-    "Rollout",
-    "Attempt",
-    "AttemptedRollout",
-    "EnqueueRolloutRequest",
-    "Worker",
-    "WorkerStatus",
-    "Hook",
-    "Resource",
-    "LLM",
-    "ProxyLLM",
-    "PromptTemplate",
-    "ResourceUnion",
-    "NamedResources",
-    "ResourcesUpdate",
-    "AttributeValue",
-    "Attributes",
-    "TraceState",
-    "SpanContext",
-    "StatusCode",
-    "TraceStatus",
-    "Event",
-    "Link",
-    "OtelResource",
-    "Span",
-    "SpanCoreFields",
-    "SpanRecordingContext",
-    "SpanNames",
-    "SpanAttributeNames",
-    "SpanLike",
-    "PaginatedResult",
-    "FilterOptions",
-    "FilterField",
-    "SortOptions",
-    "FilterLogic",
-    "SortOrder",
-    "Run",
-    "RunStatus",
-    "MetricPoint",
-    "Notice",
-    "NoticeKind",
-    "NOTICE_KINDS",
-]
+__all__ = [name for module in (agents, core, paging, records, resources, tracer) for name in module.__all__]

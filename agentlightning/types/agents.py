@@ -48,12 +48,19 @@ class AgentRule:
     include: bool = True
 
     def __post_init__(self) -> None:
-        if self.syntax == "regex":
-            _compiled(self.pattern)
-        elif self.syntax != "glob":
+        if self.syntax == "glob":
+            return
+        if self.syntax != "regex":
             raise ConfigurationError(
                 f"The syntax of the agent pattern {self.pattern!r} cannot be {self.syntax!r}; it is 'glob' or 'regex'."
             )
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigurationError(
+                f"The agent pattern {self.pattern!r} is no regular expression: {error}; "
+                "for wildcards such as 'writer*' use AgentMatcher.glob."
+            ) from error
 
     def matches(self, name: str) -> bool:
         """Whether the rule has anything to say about the agent."""
@@ -98,34 +105,18 @@ class AgentMatcher:
         return next((rule.include for rule in self.rules if rule.matches(name)), False)
 
 
-def agent_matcher(value: str | AgentMatcher | None) -> AgentMatcher | None:
-    """What a user gave as `agent_match`, as a matcher; a string is a regular expression, and None remains."""
-    if value is None or isinstance(value, AgentMatcher):
-        return value
-    if isinstance(value, str):
-        return AgentMatcher.regex(value)
+def name_test(agent_match: str | AgentMatcher | None) -> Callable[[str], bool] | None:
+    """A test of names, true for agents that are meant. A string is a regular expression; None means all agents."""
+    if agent_match is None:
+        return None
+    if isinstance(agent_match, str):
+        return AgentMatcher.regex(agent_match).matches
+    if isinstance(agent_match, AgentMatcher):
+        return agent_match.matches
     raise ConfigurationError(
-        f"agent_match cannot be {value!r} ({type(value).__name__}); "
+        f"agent_match cannot be {agent_match!r} ({type(agent_match).__name__}); "
         "it is a regular expression, an AgentMatcher, or None for all agents."
     )
-
-
-def name_test(agent_match: str | AgentMatcher | None) -> Callable[[str], object] | None:
-    """What to ask about many names: true for agents that are meant. A string is compiled once; None means all."""
-    if isinstance(agent_match, str):
-        return _compiled(agent_match).search
-    matcher = agent_matcher(agent_match)
-    return None if matcher is None else matcher.matches
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigurationError(
-            f"The agent pattern {pattern!r} is no regular expression: {error}; "
-            "for wildcards such as 'writer*' use AgentMatcher.glob."
-        ) from error
 
 
 def agent_name(attributes: Mapping[str, object] | None, span_name: str = "") -> str | None:

@@ -233,14 +233,10 @@ class PrometheusMetricsBackend(_CheckedBackend):
         self.registry = registry if registry is not None else prometheus_client.CollectorRegistry()
         self._prometheus = prometheus_client
         self._collector_by_name: dict[str, Any] = {}
-        self._series: dict[tuple[str, _LabelValues], Any] = {}  # found once, for finding takes a lock
 
     def _prepare(self, metric: _Metric) -> None:
-        make: Any = self._prometheus.Counter
-        options: dict[str, Any] = {}
-        if metric.kind == "histogram":
-            make = self._prometheus.Histogram
-            options = {} if metric.buckets is None else {"buckets": metric.buckets}
+        make: Any = self._prometheus.Counter if metric.kind == "counter" else self._prometheus.Histogram
+        options: dict[str, Any] = {} if metric.buckets is None else {"buckets": metric.buckets}
         try:
             collector = make(
                 metric.name.replace(".", "_"), metric.name, metric.label_names, registry=self.registry, **options
@@ -250,11 +246,8 @@ class PrometheusMetricsBackend(_CheckedBackend):
         self._collector_by_name[metric.name] = collector
 
     def _record(self, metric: _Metric, label_values: _LabelValues, value: float) -> None:
-        series = self._series.get((metric.name, label_values))
-        if series is None:
-            collector = self._collector_by_name[metric.name]
-            series = collector.labels(*label_values) if label_values else collector
-            self._series[metric.name, label_values] = series
+        collector = self._collector_by_name[metric.name]
+        series = collector.labels(*label_values) if label_values else collector
         (series.inc if metric.kind == "counter" else series.observe)(value)
 
 

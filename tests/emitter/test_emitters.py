@@ -119,11 +119,11 @@ def test_an_object_of_a_common_type_is_written_as_json_has_it(trace: Recorder, v
     assert get_object_value(span) == read
 
 
-def test_an_annotation_holds_values_of_common_types(trace: Recorder) -> None:
-    emit_annotation({"visit": Visit(place=Path("a/b")), "colour": Colour.RED, "at": NOON, "tags": {"b", "a"}})
+def test_an_annotation_is_flattened_and_holds_values_of_common_types(trace: Recorder) -> None:
+    emit_annotation({"visit": Visit(place=Path("a/b")), "seen": {"colour": Colour.RED}, "at": NOON, "tags": {"b", "a"}})
     attributes = only(trace)
     assert list(attributes.pop("tags")) == ["a", "b"]
-    assert attributes == {"visit.place": "a/b", "colour": "red", "at": "2026-01-02T12:00:00+00:00"}
+    assert attributes == {"visit.place": "a/b", "seen.colour": "red", "at": "2026-01-02T12:00:00+00:00"}
 
 
 def test_an_object_json_cannot_hold_is_an_error_when_encoded_directly() -> None:
@@ -161,13 +161,6 @@ def test_what_cannot_be_emitted_is_logged_and_not_raised(
     assert trace.spans() == []
     assert told in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-
-
-def test_an_annotation_is_flattened(trace: Recorder) -> None:
-    emit_annotation({"quality": {"style": "terse", "scores": [1, 2]}, "ok": True})
-    attributes = only(trace)
-    assert list(attributes.pop("quality.scores")) == [1, 2]
-    assert attributes == {"quality.style": "terse", "ok": True}
 
 
 @pytest.mark.parametrize("value", [{"a": object()}, {"a": None}, {"a": float("inf")}, {1.5: "a"}, "text"])

@@ -87,12 +87,6 @@ def tasks_of(trace: Trace) -> set[Any]:
     return {call.attributes["gen_ai.prompt.1.content"] for call in trace.model_calls}
 
 
-def assert_each_trace_has_one_task(trace: Trace) -> None:
-    ids = {call.trace_id for call in trace.model_calls}
-    parts = [Trace([span for span in trace.spans if span.trace_id == trace_id]) for trace_id in ids]
-    assert sorted(sorted(tasks_of(part)) for part in parts) == [["one"], ["two"]]
-
-
 def approve_second(request: Request) -> str:
     """What was said, and then approval."""
     return "APPROVE" if len(request.messages) > 2 else request.text

@@ -168,13 +168,6 @@ def test_run_works_in_a_thread_of_its_own_and_belongs_to_the_trace(stub_model: S
     assert "ExecutedFunctionEvent" in trace.result
 
 
-def test_single_reply_names_its_agent(stub_model: StubModel) -> None:
-    _user, assistant = pair(stub_model)
-    trace = observed(lambda: assistant.generate_reply(messages=[{"role": "user", "content": "Hello"}]))
-    assert trace.shape == ASSISTANT
-    assert trace.result == "Hello"
-
-
 def test_summary_by_the_model_is_a_call_of_the_agent_that_makes_it(stub_model: StubModel) -> None:
     stub_model.script = Script([ANSWER, "Rain."])
     user, assistant = pair(stub_model)

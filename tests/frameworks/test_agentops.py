@@ -18,7 +18,6 @@ from agentops.instrumentation.providers.openai import stream_wrapper
 from agentops.sdk.core import tracer as core
 from agentops.sdk.decorators import agent, operation, session, tool, workflow
 
-from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.emitter.reward import find_final_reward, reward
 from agentlightning.instrumentation.agentops import (
     AgentOpsServerManager,
@@ -128,21 +127,6 @@ def test_the_reward_decorator_gives_a_task_that_reads_as_reward(is_async: bool) 
 
     assert (trace.result, trace.shape) == (0.5, ["agentops_reward_operation.task"])
     assert find_final_reward(trace.spans) == 0.5
-
-
-@pytest.mark.filterwarnings("ignore:The @reward decorator is deprecated:DeprecationWarning")
-def test_a_reward_reaches_the_call_before_it(client: openai.OpenAI) -> None:
-    @reward
-    def judge() -> float:
-        return 1.0
-
-    def work() -> None:
-        chat(client)
-        judge()
-
-    triplets = TracerTraceToTriplet().adapt(observed(work).spans)
-
-    assert [triplet.reward for triplet in triplets] == [1.0]
 
 
 def test_an_agent_that_starts_agentops_again_changes_nothing(client: openai.OpenAI) -> None:

@@ -12,7 +12,7 @@ from autogen_agentchat.base import TaskResult
 from autogen_agentchat.conditions import TextMentionTermination
 from autogen_agentchat.messages import TextMessage
 from autogen_agentchat.teams import RoundRobinGroupChat, SelectorGroupChat, Swarm
-from autogen_agentchat.tools import AgentTool, TeamTool
+from autogen_agentchat.tools import AgentTool
 from autogen_core import AgentId, CancellationToken, SingleThreadedAgentRuntime
 from autogen_ext.models.openai import OpenAIChatCompletionClient as Client
 from opentelemetry import trace as otel_trace
@@ -26,7 +26,6 @@ from tests.frameworks.autogen_teams import (
     TOOL_RUN,
     Poet,
     approve_second,
-    assert_each_trace_has_one_task,
     called_by,
     client_of,
     pair,
@@ -166,19 +165,6 @@ async def test_all_messages_of_a_team_belong_to_its_run(client: Client, stub_mod
     assert [span.name for span in trace.spans if span.parent_id is None] == ["RoundRobinGroupChat.team"]
 
 
-async def test_streamed_team_gives_the_same_calls(client: Client, stub_model: StubModel) -> None:
-    stub_model.script = Script(["Draft.", "APPROVE"])
-
-    async def run() -> None:
-        async for message in pair(client).run_stream(task="Write."):
-            _span(f"read {type(message).__name__}")
-
-    trace = await observed_async(run)
-
-    assert called_by(trace) == ["primary", "critic"]
-    assert {span.parent_id for span in trace.spans if span.name.startswith("read ")} == {None}
-
-
 async def test_selector_makes_its_own_calls_under_the_name_of_the_manager(
     client: Client, stub_model: StubModel
 ) -> None:
@@ -238,18 +224,6 @@ async def test_agent_as_a_tool_works_beneath_the_tool(client: Client, stub_model
     assert trace.tools[0].attributes["tool.result"] == "Roses."
 
 
-async def test_team_as_a_tool_works_beneath_the_tool(client: Client, stub_model: StubModel) -> None:
-    stub_model.script = Script([Answer("", (ToolCall.of("pair", task="Go."),)), "Draft.", "APPROVE", "Here it is."])
-    tool = TeamTool(pair(client), name="pair", description="Writes", return_value_as_last_message=True)
-    boss = AssistantAgent("boss", client, tools=[tool], reflect_on_tool_use=True)
-
-    trace = await observed_async(boss.run, task="A poem, please.")
-
-    _boss, _ask, (tool_name, (team_name, *_turns)), _answer = without_messages(trace.shape)
-    assert (tool_name, team_name) == ("execute_tool pair", "RoundRobinGroupChat.team")
-    assert called_by(trace) == ["boss", "primary", "critic", "boss"]
-
-
 async def test_society_of_mind_answers_in_its_own_name_and_is_reset(client: Client, stub_model: StubModel) -> None:
     stub_model.script = Script(["Draft.", "APPROVE", "We agree.", "Draft.", "APPROVE", "We agree."])
     society = SocietyOfMindAgent("society", pair(client), client)
@@ -292,24 +266,6 @@ async def test_agent_of_the_core_api_is_named_by_its_type(client: Client) -> Non
 
     assert trace.result.content == "Roses"
     assert called_by(trace) == ["poet"]
-
-
-async def test_teams_that_share_a_runtime_have_their_messages_beneath_them(
-    client: Client, stub_model: StubModel
-) -> None:
-    stub_model.script = Script(approve_second)
-    runtime = SingleThreadedAgentRuntime()
-    runtime.start()
-
-    async def run() -> Any:
-        return await asyncio.gather(*(pair(client, runtime=runtime).run(task=task) for task in ("one", "two")))
-
-    trace = await observed_async(run)
-    await runtime.stop_when_idle()
-
-    teams = [shape for shape in without_messages(trace.shape)[1:] if "team" in shape[0]]
-    assert teams == [team_shape("primary", "critic")] * 2
-    assert_each_trace_has_one_task(trace)
 
 
 async def test_traces_that_share_a_runtime_keep_their_spans_apart(client: Client, stub_model: StubModel) -> None:

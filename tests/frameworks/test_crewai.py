@@ -263,18 +263,6 @@ def boss(name: str) -> list[Any]:
     return [f"{name}.agent [{name}]", CALL, ["delegate_work_to_coworker.tool", FORECASTER], CALL]
 
 
-def test_an_agent_who_is_given_work_stands_beneath_the_delegation(team: Team, stub_model: StubModel) -> None:
-    stub_model.script = Script([HAND_OVER, *FORECAST])
-    agents = [team.agent("Boss", allow_delegation=True), team.agent("Forecaster", weather)]
-    crew = Crew(agents=agents, tasks=[Task(name="t", description="d", expected_output="e", agent=agents[0])])
-
-    trace = observed(crew.kickoff)
-
-    assert trace.shape == ["crew.crew", ["t.task", boss("Boss")]]
-    assert agents_of(trace) == ["Boss", "Forecaster", "Forecaster", "Boss"]
-    check_token_ids(trace, stub_model)
-
-
 @pytest.mark.parametrize("method", ["kickoff", "akickoff"])
 def test_a_hierarchical_crew_has_a_manager(team: Team, stub_model: StubModel, method: str) -> None:
     stub_model.script = Script([HAND_OVER, *FORECAST])

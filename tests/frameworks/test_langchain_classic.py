@@ -14,7 +14,7 @@ from agentlightning.adapter import Framework
 from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from tests.frameworks.contract import FrameworkContract
 from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, weather
-from tests.instrumentation.traces import Trace, observed, observed_async
+from tests.instrumentation.traces import Trace, observed
 from tests.stub_model.script import Request, Script, Turn
 from tests.stub_model.server import StubModel
 
@@ -105,18 +105,6 @@ def test_react_agent_may_be_run_in_the_oldest_way(stub_model: StubModel) -> None
     trace = observed(react_agent(stub_model).run, "Oslo?")
     assert trace.result == "It rains."
     assert_is_run(trace, stub_model, has_chain=True)
-
-
-async def test_asynchronous_react_agent_is_one_tree(stub_model: StubModel) -> None:
-    trace = await observed_async(react_agent(stub_model).ainvoke, {"input": "Oslo?"})
-    assert_is_run(trace, stub_model, has_chain=True)
-
-
-def test_chain_names_no_agent(stub_model: StubModel) -> None:
-    chain = LLMChain(llm=chat(stub_model), prompt=PromptTemplate.from_template("{text}"))
-    trace = observed(chain.invoke, {"text": "hi"})
-    assert trace.shape == ["LLMChain.chain", CALL]
-    assert agents_of(trace) == ["*"]
 
 
 def test_inputs_of_a_chain_are_told_apart(stub_model: StubModel) -> None:

@@ -9,7 +9,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # LiteLLM downloads its prices when it is imported
@@ -22,7 +21,6 @@ from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler, HTTPHandler
 
 from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch, instrument_litellm, uninstrument_litellm
 from agentlightning.instrumentation.steps import agent_step
-from agentlightning.tracer import OtelTracer
 from tests.frameworks.contract import BACKEND_ERRORS, evidence_of, trace_of, unobserved
 from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.traces import Trace, observed, observed_async
@@ -319,16 +317,6 @@ async def test_calls_at_the_same_time_stay_beneath_their_agents(stub_model: Stub
     )
 
 
-def test_threads_do_not_mix_their_calls(stub_model: StubModel) -> None:
-    def run(provider: str) -> Trace:
-        return observed(lambda: list(completion(stream=True, **to(stub_model, provider))))
-
-    with ThreadPoolExecutor(2) as pool:
-        traces = list(pool.map(run, ["hosted_vllm", "anthropic"]))
-
-    assert [told(trace)[1] for trace in traces] == ["hosted_vllm", "anthropic"]
-
-
 # ---------------------------------------------------------------------- applied and undone
 
 
@@ -348,17 +336,6 @@ def test_nothing_is_left_when_it_is_undone(stub_model: StubModel) -> None:
         assert state() != before
 
     assert state() == before
-
-
-def test_a_call_after_undoing_leaves_no_span(stub_model: StubModel) -> None:
-    recorded = observed(completion, **to(stub_model, "hosted_vllm"))
-
-    tracer = OtelTracer(instrument=False)
-    with tracer.lifespan(), tracer._trace_context_sync():
-        list(completion(stream=True, **to(stub_model, "hosted_vllm")))
-
-    assert len(recorded.spans) == 1
-    assert tracer.get_last_trace() == []
 
 
 def test_litellm_is_not_imported_for_us_and_is_recorded_when_it_is(stub_model: StubModel) -> None:
@@ -437,14 +414,3 @@ def test_exported_spans_carry_token_ids(response: Any) -> None:
 
     assert (span.attributes["prompt_token_ids"], span.attributes["response_token_ids"]) == ([1, 2], [3, 4])
     assert vars(OpenTelemetry)["set_attributes"] is found
-
-
-def test_exported_spans_of_answers_without_token_ids_are_as_they_were() -> None:
-    integration, span = object.__new__(OpenTelemetry), FakeSpan()
-    integration.callback_name = None
-
-    instrument_litellm()
-    integration.set_attributes(span, {}, None)
-    uninstrument_litellm()
-
-    assert "prompt_token_ids" not in span.attributes

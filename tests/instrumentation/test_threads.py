@@ -304,39 +304,6 @@ def test_a_router_goes_along(tracer: OtelTracer, pool: ThreadPoolExecutor) -> No
 # ---------------------------------------------------------------------- nothing is changed
 
 
-def test_results_and_errors_of_a_pool_are_what_they_are(tracer: OtelTracer, pool: ThreadPoolExecutor) -> None:
-    with tracer._trace_context_sync():
-        assert pool.submit(divmod, 7, 2).result() == (3, 1)
-        assert pool.submit(dict, fn=1, self=2).result() == {"fn": 1, "self": 2}
-        error = pool.submit(lambda: 1 / 0).exception()
-        with pytest.raises(TypeError):
-            pool.submit()  # type: ignore[call-arg]
-
-    assert isinstance(error, ZeroDivisionError)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_in_a_thread_is_told_as_ever(tracer: OtelTracer, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_type))
-
-    with tracer._trace_context_sync():
-        in_thread(lambda: 1 / 0)
-
-    assert told == [ZeroDivisionError]
-
-
-def test_a_thread_can_be_started_only_once(tracer: OtelTracer) -> None:
-    with tracer._trace_context_sync() as recorder:
-        thread = threading.Thread(target=mark, args=("once",))
-        thread.start()
-        thread.join()
-        with pytest.raises(RuntimeError, match="once"):
-            thread.start()
-
-    assert names(recorder) == ["once"]
-
-
 def test_a_thread_is_not_kept_longer_than_without_us(tracer: OtelTracer) -> None:
     gc.collect()
     gc.disable()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from agentlightning.legacy.data_store import ServerDataStore
-from agentlightning.semconv import AGL_REWARD
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import RolloutLegacy, Task
 
@@ -149,16 +148,6 @@ async def test_reporting_again_replaces_the_result_also_of_one_that_was_retrieve
         rewards.append(None if result is None else result.final_reward)
 
     assert rewards == [1.0, 2.0]
-
-
-async def test_the_same_report_twice_leaves_its_spans_once(data_store: ServerDataStore) -> None:
-    rollout = RolloutLegacy(rollout_id=await data_store.add_task("hello"), final_reward=1.0, trace=[{"name": "step"}])
-
-    for _ in range(2):
-        await data_store.store_rollout(rollout)
-
-    spans = await data_store.store.query_spans(rollout.rollout_id)
-    assert [span.name for span in spans] == ["step", AGL_REWARD]
 
 
 async def test_all_results_are_retrieved_in_the_order_of_their_end(data_store: ServerDataStore, clock: Any) -> None:

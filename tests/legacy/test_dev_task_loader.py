@@ -1,5 +1,6 @@
 """The client without a server."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def test_a_submitted_task_is_served_after_the_others(resources: Any) -> None:
     loader = DevTaskLoader(["a"], resources)
 
     rollout_id = loader.submit_task("b", "val", None, {"k": "v"})
-    more = loader.submit_tasks(["c", "d"])
+    more = asyncio.run(loader.submit_tasks_async(["c", "d"]))
     tasks = [loader.poll_next_task() for _ in range(4)]
 
     assert (rollout_id, *more) == ("local_task_002", "local_task_003", "local_task_004")

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +16,6 @@ import httpx2
 import psutil
 import pytest
 import requests
-import urllib3
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -99,17 +97,6 @@ def make(**options: Any) -> HttpTracer:
 
 def with_requests(method: str, url: str, **options: Any) -> bytes:
     return requests.request(method, url, timeout=10, **options).content
-
-
-def with_urllib3(method: str, url: str, data: Any = None, headers: Any = None) -> bytes:
-    with urllib3.PoolManager() as pool:
-        return bytes(pool.request(method, url, body=data, headers=headers, retries=False).data)
-
-
-def with_urllib(method: str, url: str, data: Any = None, headers: Any = None) -> bytes:
-    request = urllib.request.Request(url, data=data, method=method, headers=headers or {})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return bytes(answer.read())
 
 
 def with_http_client(method: str, url: str, data: Any = None, headers: Any = None) -> bytes:
@@ -214,7 +201,7 @@ def test_a_call_without_an_answer_is_an_error_and_is_raised(call: Callable[..., 
     assert all("http.status_code" not in span.attributes for span in spans)
 
 
-@pytest.mark.parametrize("library", ["requests", "urllib", "httpx2", "httpx2_async", "aiohttp"])
+@pytest.mark.parametrize("library", ["requests", "httpx2", "httpx2_async", "aiohttp"])
 def test_each_hop_of_a_redirect_is_a_call(library: str, url: str) -> None:
     spans = traced(make(include_headers=True), LIBRARIES[library], "GET", f"{url}/moved")
 

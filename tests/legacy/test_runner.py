@@ -81,8 +81,9 @@ def posted(agent: LitAgent[Any], tracer: Tracer, **options: Any) -> RolloutLegac
 def test_tasks_of_a_server_are_done_by_agents_of_every_release(
     release: Any, manner: str, served: ServerInThread, connect: Connect, resources: Any
 ) -> None:
-    served.run(served.server.update_resources(resources))
-    ids = [served.run(served.server.queue_task({"name": "Ada"}, mode)) for mode in ("train", "val")]
+    named = served.run(served.server.update_resources(resources))
+    served.run(served.server.update_resources({}))
+    ids = [served.run(served.server.queue_task({"name": "Ada"}, mode, named)) for mode in ("train", "val")]
     agent = release()
     runner = running(agent, connect(served.endpoint), max_tasks=2)
 

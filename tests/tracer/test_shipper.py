@@ -71,13 +71,6 @@ async def open_line(lines: list[Line], store: LightningStore, limits: ShipperLim
     return line
 
 
-async def test_spans_are_in_the_store_after_a_flush(lines: list[Line], store: InMemoryLightningStore) -> None:
-    line = await open_line(lines, store)
-    line.put("one", "two", "three")
-    assert await line.flush()
-    assert await line.stored() == ["one", "two", "three"]
-
-
 async def test_what_gathers_is_stored_in_one_batch(lines: list[Line]) -> None:
     store = TroubledStore(lambda spans: None)
     line = await open_line(lines, store)
@@ -99,15 +92,6 @@ async def test_a_span_that_ended_earlier_gets_the_smaller_number(
     await line.flush()
 
     assert await line.stored() == [span.name for span in spans]
-
-
-async def test_a_remote_store_gets_larger_batches(store: InMemoryLightningStore) -> None:
-    class Remote(LightningStore):
-        """A store that does not live in this process."""
-
-    near, far = TraceShipper(store), TraceShipper(Remote())
-
-    assert (near._linger_seconds(), far._linger_seconds()) == (0.03, 0.1)
 
 
 async def test_numbers_asked_for_early_keep_the_order_in_which_the_spans_ended(

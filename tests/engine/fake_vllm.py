@@ -16,6 +16,7 @@ import queue
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -43,55 +44,44 @@ class _Failure(Exception):
         self.status = status
 
 
+@dataclass(eq=False)
 class FakeVllm:
     """The application, and what a test may look at."""
 
-    def __init__(
-        self,
-        app: EngineApp,
-        *,
-        name: str = "policy",
-        has_lora: bool = False,
-        max_lora_rank: int = 16,
-        takes_weights: bool = True,
-        transfer: str = "ipc",
-        is_dev: bool = True,
-        can_sleep: bool = False,
-        logprobs_mode: str = "processed_logprobs",
-        key: str | None = None,
-    ) -> None:
-        self.app = app
-        self.name = name
-        self.has_lora = has_lora
-        self.takes_weights = takes_weights
-        self.transfer = transfer
-        self.is_dev = is_dev
-        self.can_sleep = can_sleep
-        self.max_lora_rank = max_lora_rank
-        self.logprobs_mode = logprobs_mode
-        self.key = key
-        self.url = ""
-        self.requests: list[str] = []
-        """Every request but those for health, in their order."""
-        self.asked_models: list[str] = []
-        self.adapters: dict[str, str] = {}
-        self.adapter_configs: dict[str, Any] = {}
-        """Of every adapter that was loaded."""
-        self.adapter_tensors: dict[str, list[str]] = {}
-        self.loads = 0
-        """How often the weights were replaced."""
-        self.is_dead = False
-        self.is_paused = False
-        self.is_asleep = False
-        self.buffers: list[Any] = []
-        """What `share` made handles of."""
-        self.groups: list[FakeGroup] = []
-        """That were formed to send weights by NCCL."""
-        self.meetings: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """Where the server was told to meet the learner."""
-        self.refuses_weights = False
-        self._part: dict[str, Any] | None = None
-        """Weights of an update that is under way."""
+    app: EngineApp
+    name: str = "policy"
+    has_lora: bool = False
+    max_lora_rank: int = 16
+    takes_weights: bool = True
+    transfer: str = "ipc"
+    is_dev: bool = True
+    can_sleep: bool = False
+    logprobs_mode: str = "processed_logprobs"
+    key: str | None = None
+    url: str = ""
+    requests: list[str] = field(default_factory=list)
+    """Every request but those for health, in their order."""
+    asked_models: list[str] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    adapter_configs: dict[str, Any] = field(default_factory=dict)
+    """Of every adapter that was loaded."""
+    adapter_tensors: dict[str, list[str]] = field(default_factory=dict)
+    loads: int = 0
+    """How often the weights were replaced."""
+    is_dead: bool = False
+    is_paused: bool = False
+    is_asleep: bool = False
+    buffers: list[Any] = field(default_factory=list)
+    """What `share` made handles of."""
+    groups: "list[FakeGroup]" = field(default_factory=list)
+    """That were formed to send weights by NCCL."""
+    meetings: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)
+    """Where the server was told to meet the learner."""
+    refuses_weights: bool = False
+    _part: dict[str, Any] | None = None
+    """Weights of an update that is under way."""
+
+    def __post_init__(self) -> None:
         self._awake = asyncio.Event()
         self._awake.set()
 

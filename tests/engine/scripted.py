@@ -1,12 +1,14 @@
 """A model that says what it is told to, behind the same interface as any other, and a server around it."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from agentlightning.engine.model import logits_of
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
 from agentlightning.engine.tiny import tokenizer
@@ -16,6 +18,7 @@ from agentlightning.engine.tiny.tokenizer import CALL, END
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
+PATIENCE_SECONDS = 60.0
 SURE = 50.0
 """A logit that makes everything else impossible."""
 
@@ -64,6 +67,25 @@ def saying(text: str) -> list[int]:
 def calling(text: str, before: str = "") -> list[int]:
     """A script for an answer that calls the only tool with a text."""
     return [*tokenizer.encode(before), CALL, *tokenizer.encode(text), END]
+
+
+def trained_logprobs(model: Any, prompt: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
+    """Of the sampled tokens, as the training forward sees them."""
+    ids = torch.tensor([prompt + sampled])
+    selected = torch.zeros_like(ids, dtype=torch.bool)
+    selected[0, len(prompt) - 1 : -1] = True
+    with torch.no_grad():
+        logits = logits_of(model, ids, torch.tensor([ids.shape[1]]), selected)
+    found: list[float] = (logits / temperature).log_softmax(-1)[range(len(sampled)), sampled].tolist()
+    return found
+
+
+def until(is_so: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait for what another thread or process does."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
 
 
 @dataclass

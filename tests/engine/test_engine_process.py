@@ -6,8 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +27,8 @@ from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError  # noqa: E402
 from tests import warm_python  # noqa: E402
+from tests.engine.scripted import PATIENCE_SECONDS, until  # noqa: E402
 
-PATIENCE_SECONDS = 60.0
 HELLO: Any = [{"role": "user", "content": "37+58?"}]
 
 
@@ -50,11 +49,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+PRINTING = """
+import sys, threading
+if "agentlightning.engine.process" in " ".join(sys.orig_argv):
+    real = threading.Thread.start
+    def start(self):
+        print("x" * 200_000, flush=True)
+        real(self)
+    threading.Thread.start = start
+"""
+"""Packages print; this is one that every Python imports."""
+
+
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[EngineServer]:
     """One for the tests that leave it as it was, but for its weights; it is started as users start it."""
+    (folder.parent / "sitecustomize.py").write_text(PRINTING)
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(asyncio.unix_events, "subprocess", subprocess)
+        patches.syspath_prepend(str(folder.parent))
         started = EngineServer(str(folder))
         started.start()
     yield started
@@ -72,28 +85,22 @@ def ask(server: EngineServer, **body: Any) -> Any:
     return response.json()
 
 
-def until(is_so: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -> None:
     server = EngineServer(str(folder), name="mine")
     server.start()
     pid, places = server.process_id, server._folders
 
-    with openai.OpenAI(base_url=server.address, api_key=server.api_key, max_retries=0) as client:
-        answer = client.chat.completions.create(model="mine", messages=HELLO, max_tokens=5)
     entry = server.model_config()
+    given = entry["litellm_params"]
+    with openai.OpenAI(base_url=given["api_base"], api_key=given["api_key"], max_retries=0) as client:
+        answer = client.chat.completions.create(model="mine", messages=HELLO, max_tokens=5)
     is_running = server.is_running()
     server.stop()
     server.stop()
 
     assert answer.model == server.model_name == "mine"
     assert entry["model_name"] == "mine"
-    assert {"model": "agl/mine", "api_base": server.address}.items() <= entry["litellm_params"].items()
+    assert (given["model"], given["api_base"]) == ("agl/mine", server.address)
     assert is_running
     assert not server.is_running()
     assert pid is not None
@@ -134,28 +141,48 @@ def test_bad_weights_are_an_error_to_the_publisher_and_the_old_ones_stay(server:
     assert server.status()["engine"]["weights_version"] == 1
 
 
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[Path, dict[str, Any]]:
+    """The files of weights that a server has written."""
+    found: dict[Path, dict[str, Any]] = {}
+    write = weights.write_weights
+
+    def noted(path: Path, tensors: Any) -> None:
+        found[path] = dict(tensors)
+        write(path, tensors)
+
+    monkeypatch.setattr(weights, "write_weights", noted)
+    return found
+
+
 def test_weights_go_over_the_disk_where_memory_has_no_room(
-    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+    server: EngineServer, written: dict[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = {str(folder): 0 for folder in server._folders[:-1]}
     real = shutil.disk_usage
     monkeypatch.setattr(
         shutil, "disk_usage", lambda place: SimpleNamespace(free=free.get(str(place), real(place).free))
     )
-    written: list[Path] = []
-    write = weights.write_weights
-
-    def noted(path: Path, tensors: Any) -> None:
-        written.append(path)
-        write(path, tensors)
-
-    monkeypatch.setattr(weights, "write_weights", noted)
 
     server.publish(11, published(a_model()))
 
     assert server.status()["engine"]["weights_version"] == 11
     assert [path.parent for path in written] == [server._folders[-1]]
     assert all(not any(folder.iterdir()) for folder in server._folders)
+
+
+def test_weights_travel_in_the_numbers_that_the_child_samples_with(
+    server: EngineServer, written: dict[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server._served["dtype"] == "float32"
+    monkeypatch.setitem(server._served, "dtype", "bfloat16")
+    rounded = PublishedWeights(a_model(), seed=0, version=12)
+
+    server.publish(12, rounded)
+
+    [tensors] = written.values()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in rounded.tensors(torch.bfloat16))
+    assert server.status()["engine"]["weights_version"] == 12
 
 
 def test_its_keys_stand_in_no_command_line_and_no_environment(server: EngineServer) -> None:
@@ -168,39 +195,9 @@ def test_its_keys_stand_in_no_command_line_and_no_environment(server: EngineServ
     assert len({server.api_key, server._weights_key, EngineServer("tiny").api_key}) == 3
 
 
-def test_the_proxy_is_given_its_key(server: EngineServer) -> None:
-    parameters = server.model_config()["litellm_params"]
-
-    with openai.OpenAI(base_url=parameters["api_base"], api_key=parameters["api_key"], max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == [server.model_name]
-
-
-def test_what_the_child_prints_is_not_taken_for_its_address(folder: Path, tmp_path: Path) -> None:
-    """Packages print; here one that every Python imports, far more than a pipe holds."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys, threading\n"
-        "if 'agentlightning.engine.process' in ' '.join(sys.orig_argv):\n"
-        "    real = threading.Thread.start\n"
-        "    def start(self):\n"
-        "        print('x' * 200_000, flush=True)\n"
-        "        real(self)\n"
-        "    threading.Thread.start = start\n"
-    )
-    code = (
-        "import asyncio, subprocess, sys; from agentlightning.engine.embedded import EngineServer\n"
-        "asyncio.unix_events.subprocess = subprocess  # starts Python, where others fork it\n"
-        f"with EngineServer({str(folder)!r}) as server: sys.exit(0 if server.status()['model'] == 'tiny' else 1)"
-    )
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-
-    done = warm_python.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        timeout=PATIENCE_SECONDS,
-        kind=warm_python.TorchPopen,
-    )
-
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_what_the_child_prints_is_not_taken_for_its_address(server: EngineServer) -> None:
+    """The one of this module prints far more than a pipe holds before it is ready."""
+    assert server.status()["model"] == "tiny"
 
 
 def test_a_child_that_was_killed_is_reported(folder: Path) -> None:

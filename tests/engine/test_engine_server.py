@@ -3,8 +3,7 @@
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,17 @@ from agentlightning.engine.tiny import tokenizer  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.errors import ConfigurationError  # noqa: E402
-from agentlightning.llm_proxy import LLMProxy  # noqa: E402
-from agentlightning.llm_proxy.call_record import CALL_SPAN  # noqa: E402
-from agentlightning.store import InMemoryLightningStore  # noqa: E402
-from tests.engine.scripted import ScriptedModel, Served, calling, saying, serving  # noqa: E402
+from tests.engine.scripted import (  # noqa: E402
+    PATIENCE_SECONDS,
+    ScriptedModel,
+    Served,
+    calling,
+    saying,
+    serving,
+    until,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PATIENCE_SECONDS = 30.0
 HELLO: Any = [{"role": "user", "content": "37+58?"}]
 CALCULATOR: Any = {
     "type": "function",
@@ -59,13 +62,6 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 def raw(served: Served, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
     return httpx.post(served.url + route, json=body, timeout=PATIENCE_SECONDS)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 # ---------------------------------------------------------------------- answers
@@ -104,8 +100,9 @@ def test_an_answer_has_text_tokens_logprobs_and_the_version_of_the_weights(
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(fields["prompt_token_ids"]), 3)
 
 
-def test_a_plain_answer_has_no_more_than_was_asked_for(served: Served) -> None:
-    answer = raw(served, model="tiny", messages=HELLO).json()
+def test_a_plain_answer_has_no_more_than_was_asked_for_and_neutral_values_are_fine(served: Served) -> None:
+    neutral: Any = {"presence_penalty": 0, "response_format": {"type": "text"}, "logit_bias": None}
+    answer = raw(served, model="tiny", messages=HELLO, **neutral).json()
 
     assert "prompt_token_ids" not in answer
     assert "token_ids" not in answer["choices"][0]
@@ -156,7 +153,6 @@ def test_text_is_cut_before_a_stop_string_and_the_tokens_are_kept(served: Served
     assert answer.model_dump()["choices"][0]["token_ids"] == tokenizer.encode("one two t")
 
 
-@both_ways
 def test_completions_take_text_and_ids_and_several_of_them(served: Served, client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="tiny", prompt=["ab", "c"], n=2, logprobs=1, extra_body={"return_token_ids": True}
@@ -209,7 +205,6 @@ def test_a_stream_begins_with_the_role_and_adds_up_to_the_answer(served: Served,
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-@both_ways
 def test_a_streamed_tool_call_has_its_name_first_and_then_its_arguments(served: Served, client: openai.OpenAI) -> None:
     served.model.script = calling("37+58", before="Let me see.")
 
@@ -236,7 +231,6 @@ def test_a_stream_never_shows_the_beginning_of_a_stop_string(served: Served, cli
     assert texts == {0: "one twofold ", 1: "one twofold "}
 
 
-@both_ways
 def test_completions_stream_too(served: Served, client: openai.OpenAI) -> None:
     chunks = list(
         client.completions.create(model="tiny", prompt="ab", stream=True, extra_body={"return_token_ids": True})
@@ -258,19 +252,16 @@ def test_completions_stream_too(served: Served, client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not text"),
         ({"messages": HELLO, "temperature": "hot"}, "temperature"),
         ({"messages": HELLO, "temperature": -1}, "temperature"),
-        ({"messages": HELLO, "top_p": 2}, "top_p"),
         ({"messages": HELLO, "n": 0}, "'n'"),
         ({"messages": HELLO, "max_tokens": 0}, "max_tokens"),
         ({"messages": HELLO, "stop": [""]}, "stop"),
         ({"messages": HELLO, "top_logprobs": 3}, "logprobs"),
         ({"messages": HELLO, "stream": "yes"}, "stream"),
         ({"messages": HELLO, "tools": [{"name": "x"}]}, "tools"),
-        ({"messages": HELLO, "tools": [CALCULATOR], "tool_choice": "calculator"}, "tool_choice"),
         ({"messages": HELLO, "tools": [CALCULATOR], "tool_choice": "required"}, "cannot make a model call a tool"),
         ({"messages": HELLO, "tools": [CALCULATOR], "tool_choice": NAMED}, "cannot make a model call a tool"),
         ({"messages": HELLO, "presence_penalty": 1.0}, "presence_penalty"),
         ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
-        ({"messages": HELLO, "ignore_eos": True}, "ignore_eos"),
         ({"messages": HELLO, "stop_token_ids": [True]}, "stop_token_ids"),
         ({"messages": HELLO, "stop_token_ids": [10**9], "min_tokens": 1}, "outside the vocabulary"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "context of 256"),
@@ -283,14 +274,6 @@ def test_a_bad_request_is_refused_in_words(served: Served, body: dict[str, Any],
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert words in error["message"]
-
-
-def test_neutral_values_of_what_is_not_supported_are_fine(served: Served) -> None:
-    response = raw(
-        served, model="tiny", messages=HELLO, presence_penalty=0, response_format={"type": "text"}, logit_bias=None
-    )
-
-    assert response.status_code == 200
 
 
 def test_what_is_not_json_or_too_large_or_elsewhere_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,10 +296,9 @@ def test_a_key_is_asked_for_where_one_was_set() -> None:
             assert client.models.list().data[0].id == "tiny"
 
 
-def test_models_health_and_status_are_told(served: Served, client: openai.OpenAI) -> None:
+def test_models_and_status_are_told(served: Served, client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
-    assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
     raw(served, messages=HELLO)
     status = httpx.get(f"{served.url}/agl/status").json()
     assert (status["model"], status["served"], status["engine"]["running"]) == ("tiny", 1, 0)
@@ -386,20 +368,6 @@ def test_a_failed_step_is_a_server_error_and_the_next_call_is_served(
     assert "out of memory" in streamed.text
     assert "[DONE]" not in streamed.text
     assert raw(served, messages=HELLO).status_code == 200
-
-
-def test_a_repetition_is_sampled_anew(slow: Served) -> None:
-    with ThreadPoolExecutor(3) as threads:
-        body = {"messages": HELLO, "max_tokens": 20}
-        url = f"{slow.url}/v1/chat/completions"
-        calls = [threads.submit(httpx.post, url, json=body, timeout=PATIENCE_SECONDS) for _ in range(2)]
-        until(lambda: slow.app.engine.statistics()["running"] == 2)
-        headers = {"x-stainless-retry-count": "1"}
-        calls.append(threads.submit(httpx.post, url, json=body, headers=headers, timeout=PATIENCE_SECONDS))
-        until(lambda: slow.app.engine.statistics()["requests"] == 3)
-        slow.model.may_go_on.set()
-
-        assert [call.result().status_code for call in calls] == [200, 200, 200]
 
 
 def test_a_stream_that_fails_in_one_choice_ends_the_others(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,42 +482,11 @@ def test_only_files_in_the_named_folder_are_taken(retrained: Served, weights_fil
 
     assert refused.status_code == (400 if kind == "a zero byte" else 403), refused.text
     if kind != "a zero byte":
-        assert (
-            refused.json()["error"]["message"] == f"This server takes no weights from '{path}', only from its folder."
-        )
+        assert f"takes no weights from '{path}', only from its folder" in refused.json()["error"]["message"]
     assert retrained.app.status()["engine"]["weights_version"] == 0
 
 
 @pytest.mark.parametrize("options", [{"api_key": ""}, {"api_key": "  "}, {"weights_key": ""}])
 def test_an_empty_key_is_refused(options: dict[str, Any]) -> None:
-    with (
-        pytest.raises(ConfigurationError, match="is empty"),
-        serving(ScriptedModel(saying("95")), **options),
-    ):
+    with pytest.raises(ConfigurationError, match="is empty"), serving(ScriptedModel(), **options):
         pass
-
-
-# ---------------------------------------------------------------------- through the proxy
-
-
-@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
-async def test_tokens_logprobs_and_version_arrive_in_the_proxys_spans(served: Served, is_stream: bool) -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout(input="task")
-    entry: Any = {"model_name": "tiny", "litellm_params": {"model": "agl/tiny", "api_base": served.base_url}}
-    proxy = LLMProxy(port=0, model_list=[entry], store=store)
-    await proxy.start()
-    resource = proxy.as_resource(rollout.rollout_id, rollout.attempt.attempt_id)
-    async with openai.AsyncOpenAI(base_url=resource.endpoint, api_key="none", max_retries=0) as client:
-        answer: Any = await client.chat.completions.create(model="tiny", messages=HELLO, stream=is_stream)
-        if is_stream:
-            [chunk async for chunk in answer]
-    await proxy.stop()
-
-    spans = await store.query_spans(rollout.rollout_id)
-    [span] = [span for span in spans if span.name == CALL_SPAN]
-    assert json.loads(str(span.attributes["prompt_token_ids"])) == TinyChatCodec().render(HELLO)
-    assert json.loads(str(span.attributes["response_token_ids"])) == saying("95")
-    assert str(span.attributes["agentlightning.weights_version"]) == "0"
-    logprobs = json.loads(str(span.attributes["logprobs.content"]))
-    assert [entry["token"] for entry in logprobs] == ["9", "5", "<end>"]

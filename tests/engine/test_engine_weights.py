@@ -15,9 +15,9 @@ from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.engine.weights import read_weights, write_weights  # noqa: E402
 from agentlightning.errors import EngineError  # noqa: E402
+from tests.engine.scripted import PATIENCE_SECONDS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PATIENCE_SECONDS = 60.0
 
 
 def weights(seed: int = 1) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(kind: str) ->
         assert (after.token_ids, after.logprobs, after.weights_version) == (before.token_ids, before.logprobs, 1)
 
 
-def test_two_hundred_loads_under_way_drop_no_call() -> None:
+def test_loads_under_way_drop_no_call() -> None:
     tensors = [weights(seed) for seed in range(4)]
     outcomes: list[Any] = []
     is_over = threading.Event()
@@ -76,14 +76,14 @@ def test_two_hundred_loads_under_way_drop_no_call() -> None:
 
         caller = threading.Thread(target=call)
         caller.start()
-        for version in range(1, 201):
+        for version in range(1, 61):
             engine.load_weights(version, tensors[version % 4]).result(PATIENCE_SECONDS)
         is_over.set()
         caller.join(PATIENCE_SECONDS)
 
         assert not caller.is_alive()
-        assert engine.statistics()["weights_loads"] == 200
+        assert engine.statistics()["weights_loads"] == 60
         assert engine.statistics()["failed"] == 0
         versions = [outcome.weights_version for outcome in outcomes]
         assert versions
-        assert max(versions) <= 200
+        assert max(versions) <= 60

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.optional import optional
@@ -26,11 +27,12 @@ from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
+from agentlightning.engine.server import EngineApp  # noqa: E402
 from agentlightning.errors import EngineError  # noqa: E402
+from tests.engine.scripted import PATIENCE_SECONDS, running, trained_logprobs  # noqa: E402
 from tests.engine.small_llama import save_small_llama, subword_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PATIENCE_SECONDS = 60.0
 HELLO: Any = [{"role": "user", "content": "What is 37+58?"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
 
@@ -60,22 +62,13 @@ def engine(model: HfModel) -> Iterator[InferenceEngine]:
         yield engine
 
 
-def trained_logprobs(model: Any, prompt: list[int], sampled: list[int]) -> list[float]:
-    ids = torch.tensor([prompt + sampled])
-    selected = torch.zeros_like(ids, dtype=torch.bool)
-    selected[0, len(prompt) - 1 : -1] = True
-    with torch.no_grad():
-        logits = logits_of(model, ids, torch.tensor([ids.shape[1]]), selected)
-    return logits.log_softmax(-1).gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()
-
-
 def a_prompt(model: Any, number: int) -> list[int]:
     source = random.Random(number)
     return [source.randrange(model.vocab_size) for _ in range(source.randrange(1, 60))]
 
 
 def test_logprobs_are_those_of_the_training_forward(engine: InferenceEngine) -> None:
-    prompts = [a_prompt(engine.model, number) for number in range(30)]
+    prompts = [a_prompt(engine.model, number) for number in range(16)]
 
     futures = [engine.submit(p, Sampling(max_new_tokens=1 + n % 40)) for n, p in enumerate(prompts)]
 
@@ -130,7 +123,7 @@ def test_a_model_that_scales_its_logits_is_run_whole() -> None:
 def test_the_next_turn_begins_with_the_sampled_tokens_whatever_they_are(codec: HfChatCodec, is_ended: bool) -> None:
     source, drifted = random.Random(1), 0
     plain = len(codec.tokenizer) - 2  # without the special tokens
-    for _ in range(100):
+    for _ in range(30):
         messages = list(HELLO)
         told: list[int] = []
         for turn in range(3):
@@ -249,33 +242,27 @@ def test_folders_without_a_model_are_errors_in_words(tmp_path: Path) -> None:
 
 
 def test_a_conversation_over_the_server_is_one_sequence_of_tokens(folder: Path) -> None:
-    from agentlightning.engine.embedded import EngineServer
-
-    openai = pytest.importorskip("openai")
-    with EngineServer(str(folder), device="cpu") as server:
-        client = openai.OpenAI(base_url=server.address, api_key=server.api_key, max_retries=0)
-        messages, told = list(HELLO), []
+    model, codec = load(str(folder), device="cpu")
+    told: list[int] = []
+    with (
+        running(EngineApp(InferenceEngine(model, max_sequences=8), codec)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        messages = list(HELLO)
         for turn in range(4):
-            stream = turn % 2 == 1
-            wishes = {"model": "small-llama", "max_tokens": 12, "seed": turn, "extra_body": {"return_token_ids": True}}
-            if stream:
-                chunks = [
-                    chunk.model_dump()
-                    for chunk in client.chat.completions.create(messages=messages, stream=True, **wishes)
-                ]
-                prompt = chunks[0]["prompt_token_ids"]
-                said = [choice for chunk in chunks for choice in chunk["choices"]]
-                sampled = [token for choice in said for token in choice.get("token_ids") or ()]
-                content = "".join(choice["delta"].get("content") or "" for choice in said)
-            else:
-                answer = client.chat.completions.create(messages=messages, **wishes).model_dump()
-                prompt, [choice] = answer["prompt_token_ids"], answer["choices"]
-                sampled, content = choice["token_ids"], choice["message"]["content"]
+            wishes: Any = {"messages": messages, "max_tokens": 12, "seed": turn, "stream": turn % 2 == 1}
+            answer: Any = client.chat.completions.create(
+                model="small-llama", extra_body={"return_token_ids": True}, **wishes
+            )
+            parts = [chunk.model_dump() for chunk in answer] if wishes["stream"] else [answer.model_dump()]
+            said = [choice for part in parts for choice in part["choices"]]
+            sampled = [token for choice in said for token in choice.get("token_ids") or ()]
+            content = "".join((choice.get("delta") or choice["message"]).get("content") or "" for choice in said)
+            prompt = parts[0]["prompt_token_ids"]
             assert prompt[: len(told)] == told
             assert len(sampled) > 0
             told = prompt + sampled
             messages += [{"role": "assistant", "content": content}, {"role": "user", "content": f"turn {turn}"}]
-        client.close()
 
 
 @pytest.mark.slow

@@ -9,18 +9,17 @@ import pytest
 
 from tests.optional import optional
 
-torch = pytest.importorskip("torch", reason="the engine needs torch")
+pytest.importorskip("torch", reason="the engine needs torch")
 optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.engine.batch import BLOCK, HeldPrefixes, PrefixMatch  # noqa: E402
 from agentlightning.engine.checkpoint import load  # noqa: E402
-from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.sampling import Generation, Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
+from tests.engine.scripted import PATIENCE_SECONDS, trained_logprobs  # noqa: E402
 from tests.engine.small_llama import save_small_llama, subword_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +50,7 @@ def tokens_read(engine: InferenceEngine) -> int:
 
 
 def check_logprobs(model: Any, prompt: list[int], generation: Generation) -> None:
-    ids = torch.tensor([prompt + generation.token_ids])
-    selected = torch.zeros_like(ids, dtype=torch.bool)
-    selected[0, len(prompt) - 1 : -1] = True
-    with torch.no_grad():
-        logits = logits_of(model, ids, torch.tensor([ids.shape[1]]), selected)
-    expected = logits.log_softmax(-1).gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0].tolist()
+    expected = trained_logprobs(model, prompt, generation.token_ids)
     assert generation.logprobs == pytest.approx(expected, abs=1e-4)
 
 
@@ -83,7 +77,7 @@ def test_the_next_turn_reads_what_is_new(engine: InferenceEngine) -> None:
 
 def test_new_weights_read_everything_again(engine: InferenceEngine) -> None:
     prompt = a_prompt(64, 4)
-    running = engine.submit(prompt, Sampling(max_new_tokens=200, min_new_tokens=200))
+    running = engine.submit(prompt, Sampling(max_new_tokens=100, min_new_tokens=100))
     sampled(engine, [prompt])
     weights = {name: tensor * 1.1 for name, tensor in engine.model.state().items()}
 
@@ -99,7 +93,7 @@ def test_new_weights_read_everything_again(engine: InferenceEngine) -> None:
 def test_many_conversations_of_many_lengths_are_sampled_as_without_sharing(engine: InferenceEngine) -> None:
     source = random.Random(5)
     stems = [a_prompt(length, length) for length in (40, 70, 130)]
-    prompts = [[*source.choice(stems), *a_prompt(source.randrange(1, 60), number)] for number in range(40)]
+    prompts = [[*source.choice(stems), *a_prompt(source.randrange(1, 60), number)] for number in range(24)]
 
     for prompt, generation in zip(prompts, sampled(engine, prompts, 12), strict=True):
         check_logprobs(engine.model, prompt, generation)

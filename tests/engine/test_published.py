@@ -51,9 +51,9 @@ def test_every_number_that_the_target_holds_stays_what_it_is(dtype: Any, device:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("value", [0.3, -0.3, 1.0001, -0.0123, 3e-6, -2e-7, 1000.3])
+@pytest.mark.parametrize("value", [0.3, -0.0123, 1.0001, 3e-6, -2e-7, 1000.3])
 def test_a_number_becomes_one_of_its_neighbours_and_is_kept_in_the_mean(value: float, dtype: Any, device: str) -> None:
-    draws = 400_000
+    draws = 100_000
     exact = torch.full((draws,), value, device=device)
 
     rounded = round_by_chance(exact, dtype, seed="any").double()
@@ -188,30 +188,3 @@ def test_a_trained_folder_is_rounded_by_chance_where_it_is_served_with_16_bits(t
     change = torch.cat([(tensor.float() - before[name]).flatten() for name, tensor in served.weights()])
     assert served.dtype == torch.bfloat16
     assert change.mean().item() == pytest.approx(SMALL_CHANGE, rel=0.5)
-
-
-# ---------------------------------------------------------------------- served
-
-
-def test_an_engine_gets_the_numbers_that_it_samples_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
-    from agentlightning.engine import weights
-    from agentlightning.engine.embedded import EngineServer
-
-    folder = str(save_small_llama(tmp_path / "llama", word_tokenizer()))
-    published = PublishedWeights(load(folder, device="cpu")[0], seed=0, version=3)
-    written: list[dict[str, Any]] = []
-    write = weights.write_weights
-
-    def noted(path: Path, tensors: Any) -> None:
-        written.append(dict(tensors))
-        write(path, tensors)
-
-    monkeypatch.setattr(weights, "write_weights", noted)
-
-    with EngineServer(folder, device="cpu", dtype="bfloat16") as server:
-        server.publish(3, published)
-        status = server.status()
-
-    assert status["engine"]["weights_version"] == 3
-    assert same(written[0], dict(published.tensors(torch.bfloat16)))

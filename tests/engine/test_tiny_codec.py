@@ -7,20 +7,13 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.engine.codec import CallArguments, CallStarted, ContentDelta, Message, ParsedMessage, ToolDefinition
 from agentlightning.engine.tiny import tokenizer
 from agentlightning.engine.tiny.codec import TinyChatCodec
-from agentlightning.engine.tiny.tokenizer import (
-    ASSISTANT,
-    CALL,
-    END,
-    NAMED,
-    VOCABULARY_SIZE,
-    encode,
-)
+from agentlightning.engine.tiny.tokenizer import ASSISTANT, CALL, END, NAMED, VOCABULARY_SIZE, encode
 from agentlightning.errors import InvalidRequest
 
 
@@ -38,7 +31,7 @@ ONE = [CALCULATOR]
 RAW = [LOOKUP_ALL]
 SEVERAL = [CALCULATOR, LOOKUP, LOOKUP_ALL]
 
-every_tool_list = pytest.mark.parametrize("tools", [None, ONE, RAW, SEVERAL], ids=["none", "one", "raw", "several"])
+tool_lists = st.sampled_from([None, ONE, RAW, SEVERAL])
 names = st.sampled_from([encode("calculator"), encode("look"), encode("look_all"), encode("lo")])
 structure = st.sampled_from([[CALL], [NAMED], [END], encode("{}"), encode('"\\')])
 anything = st.integers(0, VOCABULARY_SIZE - 1).map(lambda token: [token])
@@ -52,38 +45,30 @@ def next_turn(parsed: ParsedMessage) -> list[Message]:
     return [QUESTION, answer, *results]
 
 
-@every_tool_list
-@given(sampled=sampled_tokens)
-def test_next_turn_begins_with_the_sampled_tokens(tools: list[ToolDefinition] | None, sampled: list[int]) -> None:
-    prompt = CODEC.render([QUESTION], tools)
+@settings(max_examples=2 * settings.default.max_examples)
+@given(tools=tool_lists, sampled=sampled_tokens)
+def test_next_turn_begins_with_the_sampled_tokens_and_calls_name_given_tools(
+    tools: list[ToolDefinition] | None, sampled: list[int]
+) -> None:
+    prompt, parsed = CODEC.render([QUESTION], tools), CODEC.parse(sampled, tools)
 
-    following = CODEC.render(next_turn(CODEC.parse(sampled, tools)), tools)
+    following = CODEC.render(next_turn(parsed), tools)
 
     assert following[: len(prompt) + len(sampled)] == prompt + sampled
+    parameters = {"calculator": "expression", "look": "key"}
+    for call in parsed.tool_calls:
+        assert call.name in [given["function"]["name"] for given in tools or []]
+        if call.name in parameters:
+            assert list(json.loads(call.arguments)) == [parameters[call.name]]
 
 
-@every_tool_list
-@given(sampled=sampled_tokens)
+@given(tools=tool_lists, sampled=sampled_tokens)
 def test_message_cut_short_is_closed_in_the_next_turn(tools: list[ToolDefinition] | None, sampled: list[int]) -> None:
     cut = [*sampled, encode("x")[0]]
 
     following = CODEC.render(next_turn(CODEC.parse(cut, tools)), tools)
 
     assert following[len(CODEC.render([QUESTION], tools)) + len(cut)] == END
-
-
-@every_tool_list
-@given(sampled=sampled_tokens)
-def test_calls_of_any_tokens_name_given_tools_and_have_arguments(
-    tools: list[ToolDefinition] | None, sampled: list[int]
-) -> None:
-    parsed = CODEC.parse(sampled, tools)
-
-    parameters = {"calculator": "expression", "look": "key"}
-    for call in parsed.tool_calls:
-        assert call.name in [given["function"]["name"] for given in tools or []]
-        if call.name in parameters:
-            assert list(json.loads(call.arguments)) == [parameters[call.name]]
 
 
 def test_call_of_the_only_tool_is_its_bare_string() -> None:

@@ -32,7 +32,7 @@ CODEC = TinyChatCodec()
 SMALL = TinyShape(width=16, layers=1, heads=2, max_length=256)
 MOST_TURNS = 3
 MOST_TOKENS = 16
-HELD_OUT = 256
+HELD_OUT = 128
 BASE_REWARD_LIMIT = 0.05
 
 
@@ -41,7 +41,7 @@ def test_no_conversation_shows_a_solved_task(stage: Pretraining) -> None:
     rng = Random(1)
 
     questions = exchanges = 0
-    for messages in (conversation(rng, stage.most_exchanges) for _ in range(20_000)):
+    for messages in (conversation(rng, stage.most_exchanges) for _ in range(4_000)):
         asked = [message["content"] for message in messages if message["role"] == "user"]
         said = [message["content"] for message in messages if message["role"] == "assistant"]
         sums = [text[:-1] for text in asked if re.fullmatch(r"\d+[-+*]\d+\?", text)]
@@ -49,7 +49,7 @@ def test_no_conversation_shows_a_solved_task(stage: Pretraining) -> None:
         questions += len(sums)
         exchanges = max(exchanges, len(asked))
 
-    assert questions > 7_000
+    assert questions > 1_400
     assert exchanges == stage.most_exchanges
 
 
@@ -150,9 +150,10 @@ def sums(count: int, each: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("questions", [1, 3], ids=["one-question", "three-questions"])
-def test_shipped_model_cannot_solve_the_task(shipped: TinyModel, questions: int, temperature: float) -> None:
-    assert max(share_solved(shipped, sums(HELD_OUT, questions), temperature)) <= BASE_REWARD_LIMIT
+def test_shipped_model_cannot_solve_the_task_with_any_of_three_questions(
+    shipped: TinyModel, temperature: float
+) -> None:
+    assert max(share_solved(shipped, sums(HELD_OUT, 3), temperature)) <= BASE_REWARD_LIMIT
 
 
 def test_shipped_model_calls_the_tool_for_a_third_question_as_for_the_first(shipped: TinyModel) -> None:
@@ -172,18 +173,12 @@ def test_shipped_model_calls_the_tool_for_a_third_question_as_for_the_first(ship
     assert sum(right) / len(right) > 0.15
 
 
-def test_shipped_model_copies_on_command(shipped: TinyModel) -> None:
-    texts = ["3917", "42", "-805", "37+58", "9*90", "6"]
+def test_shipped_model_copies_and_calls_the_tool_on_command(shipped: TinyModel) -> None:
+    said, ran = ["3917", "42", "-805", "37+58", "9*90", "6"], ["37+58", "4*12", "80-3", "7+7"]
+    commands = [*(f"say {text}" for text in said), *(f"run {text}" for text in ran)]
 
-    answers = say(shipped, [[{"role": "user", "content": f"say {text}"}] for text in texts], 0.0, torch.Generator())
+    answers = say(shipped, [[{"role": "user", "content": text}] for text in commands], 0.0, torch.Generator())
 
-    assert [answer["content"] for answer in answers] == texts
-
-
-def test_shipped_model_calls_the_tool_on_command(shipped: TinyModel) -> None:
-    sums = ["37+58", "4*12", "80-3", "7+7"]
-
-    answers = say(shipped, [[{"role": "user", "content": f"run {text}"}] for text in sums], 0.0, torch.Generator())
-
-    called = [json.loads(answer["tool_calls"][0]["function"]["arguments"])["expression"] for answer in answers]
-    assert called == sums
+    calls = [answer["tool_calls"][0]["function"] for answer in answers[len(said) :]]
+    assert [answer["content"] for answer in answers[: len(said)]] == said
+    assert [json.loads(call["arguments"])["expression"] for call in calls] == ran

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
-from hypothesis import given  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
@@ -32,7 +32,6 @@ TOOL_LISTS: dict[str, list[ToolDefinition] | None] = {
     "several": [CALCULATOR, LOOKUP, LOOKUP_ALL],
     "twice": [CALCULATOR, CALCULATOR],
 }
-every_tool_list = pytest.mark.parametrize("tools", TOOL_LISTS.values(), ids=TOOL_LISTS)
 
 
 @pytest.fixture(scope="module")
@@ -64,29 +63,15 @@ def rendered(tokenizer: Any, messages: list[Message], tools: Any = None, *, is_a
 def test_transformers_computes_the_same_logits(starcoder: Any) -> None:
     model = load_tiny()
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, VOCABULARY_SIZE, (2, model.max_length), generator=generator)
+    ids = torch.randint(0, VOCABULARY_SIZE, (2, 256), generator=generator)
 
     with torch.no_grad():
         theirs = starcoder(ids).logits
         ours = logits_of(model, ids, torch.tensor([ids.shape[1]] * 2), torch.ones_like(ids, dtype=torch.bool))
 
     assert starcoder.dtype == torch.float32
+    assert starcoder.generation_config.eos_token_id == END
     assert (theirs.flatten(0, 1) - ours).abs().max() < 2e-4  # of logits up to 26; sums run in another order
-
-
-def test_transformers_says_what_the_tiny_model_says(starcoder: Any) -> None:
-    model = load_tiny()
-    ids = CODEC.render([QUESTION])
-
-    generated = starcoder.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0].tolist()
-
-    for _ in range(len(generated) - len(ids)):
-        row = torch.tensor([ids])
-        ids.append(
-            int(logits_of(model, row, torch.tensor([len(ids)]), torch.ones_like(row, dtype=torch.bool))[-1].argmax())
-        )
-    assert generated == ids
-    assert generated[-1] == END
 
 
 @pytest.mark.parametrize(
@@ -135,16 +120,18 @@ def test_any_text_has_the_same_tokens(tokenizer: Any, text: str) -> None:
     assert tokenizer.encode(text, add_special_tokens=False) == CODEC.encode(text)
 
 
-@given(text=st.text(st.sampled_from("ab?<end>\n \ue000\ue003\ue008\ue00a\U0001f642"), max_size=30))
-@pytest.mark.parametrize("role", ["system", "developer", "user", "tool", "function"])
+@given(
+    role=st.sampled_from(["system", "developer", "user", "tool", "function"]),
+    text=st.text(st.sampled_from("ab?<end>\n \ue000\ue003\ue008\ue00a\U0001f642"), max_size=30),
+)
 def test_text_of_others_is_rendered_alike_and_cannot_say_special_tokens(tokenizer: Any, role: str, text: str) -> None:
     messages = [{"role": role, "content": text}]
 
     assert rendered(tokenizer, messages) == CODEC.render(messages)
 
 
-@every_tool_list
-@given(sampled=sampled_tokens)
+@settings(max_examples=2 * settings.default.max_examples)
+@given(tools=st.sampled_from(list(TOOL_LISTS.values())), sampled=sampled_tokens)
 def test_turns_of_the_model_are_rendered_to_the_sampled_tokens(tokenizer: Any, tools: Any, sampled: list[int]) -> None:
     messages = next_turn(CODEC.parse(sampled, tools))
 

@@ -85,22 +85,15 @@ def lora_fake() -> Iterator[FakeVllm]:
 # ---------------------------------------------------------------------- full weights
 
 
-def test_published_weights_are_those_that_the_server_samples_from(join: Join, fake: FakeVllm) -> None:
+def test_published_weights_are_sampled_from_and_the_proxy_knows_their_version(join: Join, fake: FakeVllm) -> None:
     model = changed_model()
     engine = join(fake)
+    assert "model_info" not in engine.model_config()
 
     engine.publish(3, PublishedWeights(model, seed=0))
 
     assert are_equal(weights_of(fake), model.state())
     assert fake.requests == [*UPDATE, "POST /resume"]
-
-
-def test_entry_for_the_proxy_names_the_published_version(join: Join, fake: FakeVllm) -> None:
-    engine = join(fake)
-    assert "model_info" not in engine.model_config()
-
-    engine.publish(3, PublishedWeights(changed_model(), seed=0))
-
     entry = engine.model_config()
     assert entry["model_name"] == "policy"
     assert entry["litellm_params"] == {"model": "hosted_vllm/policy", "api_base": f"{fake.url}/v1"}
@@ -126,12 +119,13 @@ def test_weights_that_do_not_fit_are_an_error_and_calls_go_on(join: Join, fake: 
     assert "model_info" not in engine.model_config()
 
 
+def by_ipc(fake: FakeVllm, **options: Any) -> IpcTransfer:
+    return IpcTransfer(VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID, **options)
+
+
 def test_weights_through_gpu_memory_arrive_in_parts_that_fit_the_buffer(fake: FakeVllm) -> None:
     model = changed_model()
-    largest = max(tensor.nbytes for tensor in model.state().values())
-    transfer = IpcTransfer(
-        VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID, buffer_bytes=largest
-    )
+    transfer = by_ipc(fake, buffer_bytes=max(tensor.nbytes for tensor in model.state().values()))
 
     transfer.send(model.state().items())
     transfer.send(model.state().items())
@@ -145,16 +139,15 @@ def test_weights_through_gpu_memory_arrive_in_parts_that_fit_the_buffer(fake: Fa
 
 def test_larger_weight_gets_a_larger_buffer(fake: FakeVllm) -> None:
     model = changed_model()
-    transfer = IpcTransfer(VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID, buffer_bytes=16)
 
-    transfer.send(model.state().items())
+    by_ipc(fake, buffer_bytes=16).send(model.state().items())
 
     assert are_equal(weights_of(fake), model.state())
 
 
 def test_update_that_fails_on_our_side_is_ended_so_that_the_next_can_begin(fake: FakeVllm) -> None:
     model = changed_model()
-    transfer = IpcTransfer(VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID)
+    transfer = by_ipc(fake)
 
     def broken() -> Iterator[tuple[str, Any]]:
         raise MemoryError("no room on the GPU")
@@ -168,13 +161,6 @@ def test_update_that_fails_on_our_side_is_ended_so_that_the_next_can_begin(fake:
     assert are_equal(weights_of(fake), model.state())
 
 
-def test_handles_for_gpu_memory_need_a_learner_on_a_gpu(join: Join, fake: FakeVllm) -> None:
-    engine = join(fake, transfer="ipc")
-
-    with pytest.raises(EngineError, match="on 'cpu'; use 'folder'"):
-        engine.publish(1, PublishedWeights(changed_model(), seed=0))
-
-
 @pytest.fixture
 def nccl_fake() -> Iterator[FakeVllm]:
     with fake_vllm(transfer="nccl") as server:
@@ -186,10 +172,15 @@ def by_nccl(fake: FakeVllm, connect: Any = None) -> NcclTransfer:
     return NcclTransfer(client, torch.float32, cpu, workers=2, connect=connect or fake.connect, part_bytes=100_000)
 
 
-def test_weights_by_nccl_arrive_in_parts_over_one_group(nccl_fake: FakeVllm) -> None:
+def test_weights_by_nccl_arrive_in_parts_over_one_group_with_the_learner_first(nccl_fake: FakeVllm) -> None:
     model = changed_model()
-    transfer = by_nccl(nccl_fake)
+    met: list[Any] = []
 
+    def connect(info: Any) -> Any:
+        met.append(dict(info))
+        return nccl_fake.connect(info)
+
+    transfer = by_nccl(nccl_fake, connect)
     for version in (1, 2):
         transfer.publish(version, PublishedWeights(model, seed=0))
 
@@ -199,17 +190,6 @@ def test_weights_by_nccl_arrive_in_parts_over_one_group(nccl_fake: FakeVllm) -> 
     assert nccl_fake.requests[-2:] == ["POST /reset_prefix_cache?reset_running_requests=true", "POST /resume"]
     transfer.close()
     assert nccl_fake.groups[0].is_destroyed
-
-
-def test_group_has_the_learner_first_and_meets_at_an_address_that_the_server_reaches(nccl_fake: FakeVllm) -> None:
-    met: list[Any] = []
-
-    def connect(info: Any) -> Any:
-        met.append(info)
-        return nccl_fake.connect(info)
-
-    by_nccl(nccl_fake, connect).publish(1, PublishedWeights(changed_model(), seed=0))
-
     assert met[0].pop("master_port") > 0
     assert met == [{"master_address": "127.0.0.1", "rank_offset": 1, "world_size": 3}]
 
@@ -259,7 +239,7 @@ def test_learner_on_the_cpu_sends_a_folder_to_a_server_for_nccl(join: Join, nccl
     join(nccl_fake).publish(1, PublishedWeights(model, seed=0))
 
     assert are_equal(weights_of(nccl_fake), model.state())
-    with pytest.raises(EngineError, match="transfer='nccl' needs a learner on a GPU"):
+    with pytest.raises(EngineError, match="transfer='nccl' needs a learner on a GPU, and it is on 'cpu'; use 'folder'"):
         join(nccl_fake, transfer="nccl").publish(1, PublishedWeights(model, seed=0))
 
 
@@ -311,21 +291,14 @@ def test_adapters_of_another_run_are_unloaded_first(join: Join, lora_fake: FakeV
 
 def test_version_that_is_published_twice_replaces_the_first(join: Join, lora_fake: FakeVllm) -> None:
     engine = join(lora_fake, lora=LoraOptions(rank=8))
+    with pytest.raises(EngineError, match="is trained whole"):
+        engine.publish(1, PublishedWeights(changed_model(), seed=0))
 
     engine.publish(1, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
     engine.publish(1, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
 
     assert list(lora_fake.adapters) == ["policy-v1"]
     assert lora_fake.requests[-1] == "POST /reset_prefix_cache?reset_running_requests=true"
-
-
-def test_model_that_is_trained_whole_has_no_adapters_to_publish(join: Join, lora_fake: FakeVllm) -> None:
-    engine = join(lora_fake, lora=LoraOptions(rank=8))
-
-    with pytest.raises(EngineError, match="is trained whole"):
-        engine.publish(1, PublishedWeights(changed_model(), seed=0))
-
-    assert not lora_fake.is_dead
 
 
 # ---------------------------------------------------------------------- servers that are joined
@@ -377,16 +350,6 @@ def test_key_is_read_from_the_environment_and_a_wrong_one_is_named(join: Join, m
             join(fake, api_key="wrong")
 
 
-def test_joined_server_is_not_stopped(join: Join, fake: FakeVllm) -> None:
-    engine = join(fake)
-    assert engine.is_running()
-
-    engine.stop()
-
-    assert not engine.is_running()
-    assert requests.get(f"{fake.url}/health", timeout=10).status_code == 200
-
-
 def test_server_that_another_training_left_paused_and_asleep_is_woken(join: Join) -> None:
     with fake_vllm(can_sleep=True) as fake:
         fake.is_paused = fake.is_asleep = True
@@ -396,14 +359,18 @@ def test_server_that_another_training_left_paused_and_asleep_is_woken(join: Join
         assert (fake.is_paused, fake.is_asleep) == (False, False)
 
 
-def test_server_whose_engine_has_ended_is_not_running(join: Join, fake: FakeVllm) -> None:
-    engine = join(fake)
+def test_joined_server_is_not_stopped_and_one_whose_engine_has_ended_is_not_running(join: Join, fake: FakeVllm) -> None:
+    engine, other = join(fake), join(fake)
+    assert engine.is_running()
 
-    fake.is_dead = True
+    engine.stop()
 
     assert not engine.is_running()
+    assert other.is_running()
+    fake.is_dead = True
+    assert not other.is_running()
     with pytest.raises(EngineError, match="has ended, or its engine has"):
-        engine.status()
+        other.status()
 
 
 def test_engine_sleeps_only_if_the_options_say_so_and_wakes_before_it_takes_weights(join: Join) -> None:

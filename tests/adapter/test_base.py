@@ -32,16 +32,11 @@ def test_an_adapter_without_a_rule_says_so(kind: type[Adapter[list[Span], object
         kind().adapt([])
 
 
-def test_spans_of_the_sdk_become_triplets() -> None:
+def test_spans_of_the_sdk_become_triplets_and_a_trajectory_of_their_rollout() -> None:
     (triplet,) = TracerTraceToTriplet().adapt(recorded_call())
-
-    assert triplet.prompt == {"token_ids": [1, 2]}
-    assert triplet.response == {"token_ids": [3, 4]}
-    assert triplet.reward == 0.5
-
-
-def test_spans_of_the_sdk_become_a_trajectory_of_their_rollout() -> None:
     trajectory = TraceToTrajectory().adapt(recorded_call())
 
+    assert (triplet.prompt, triplet.response) == ({"token_ids": [1, 2]}, {"token_ids": [3, 4]})
+    assert triplet.reward == 0.5
     assert trajectory.rollout_id == "ro-7"
     assert trajectory.sequences[0].token_ids == (1, 2, 3, 4)

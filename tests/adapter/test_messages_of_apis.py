@@ -1,8 +1,6 @@
 """Conversations of real clients, with the stub model behind them: each API, each recorder, each kind of message."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import anthropic
@@ -27,6 +25,25 @@ CITIES = ("Oslo", "Bergen")
 """The model asks for the weather of all of these at once."""
 
 
+USER = {"role": "user", "content": QUESTION}
+ASSISTANT = {"role": "assistant", "content": ANSWER}
+PICTURE = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PNG_URL}}]
+CALLS = [
+    {"id": f"call {n}", "type": "function", "function": {"name": "weather", "arguments": f'{{"city":"{city}"}}'}}
+    for n, city in enumerate(CITIES)
+]
+CALLING = {"role": "assistant", "content": SAID, "tool_calls": CALLS}
+RESULTS = [{"role": "tool", "content": "rain", "tool_call_id": call["id"]} for call in CALLS]
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "It says.", "parameters": SCHEMA}}]
+CONVERSATIONS: dict[str, list[list[dict[str, Any]]]] = {
+    "text": [[USER, ASSISTANT]],
+    "system": [[{"role": "system", "content": SYSTEM}, USER, ASSISTANT]],
+    "image": [[{"role": "user", "content": PICTURE}, ASSISTANT]],
+    "tools": [[USER, CALLING], [USER, CALLING, *RESULTS, ASSISTANT]],
+}
+"""What each case is in OpenAI's words: a conversation for each call of the model."""
+
+
 def react(request: Request) -> Turn:
     """Calls the tool, if there is one, and answers when the results have come."""
     if request.body.get("tools") and not any(message.role == "tool" for message in request.messages):
@@ -34,122 +51,72 @@ def react(request: Request) -> Turn:
     return ANSWER
 
 
-class Agent(ABC):
-    """An agent that holds a conversation in the words of one API."""
-
-    def __init__(self, url: str, model: str, *, is_streaming: bool) -> None:
-        self.url, self.model, self.is_streaming = url, model, is_streaming
-        self.history: list[Any] = []
-        self.options: dict[str, Any] = {}
-
-    def hold(self, case: str) -> None:
-        """The whole conversation."""
-        self.history.append({"role": "user", "content": self.picture() if case == "image" else QUESTION})
-        if case == "system":
-            self.instruct()
-        if case == "tools":
-            self.options["tools"] = [self.tool()]
-        with ExitStack() as life:
-            self.turn(life)
-            if case == "tools":
-                self.turn(life)
-
-    @abstractmethod
-    def instruct(self) -> None: ...
-
-    @abstractmethod
-    def picture(self) -> list[Any]: ...
-
-    @abstractmethod
-    def tool(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def turn(self, life: ExitStack) -> None:
-        """Have the model answer, and add what it said and what its tools returned."""
+def hold_chat(url: str, model: str, case: str, *, is_streaming: bool) -> None:
+    """A conversation in the words of OpenAI's chat API."""
+    history: list[Any] = [{"role": "user", "content": PICTURE if case == "image" else QUESTION}]
+    if case == "system":
+        history.insert(0, {"role": "system", "content": SYSTEM})
+    options = {"tools": TOOLS} if case == "tools" else {}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        for _ in CONVERSATIONS[case]:
+            ask: Any = {"model": model, "messages": history, **options}
+            if is_streaming:
+                with client.chat.completions.stream(**ask) as stream:
+                    told: Any = stream.get_final_completion()
+            else:
+                told = client.chat.completions.create(**ask)
+            message = told.choices[0].message
+            calls = message.tool_calls or ()
+            results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in calls]
+            history += [message.to_dict(), *results]
 
 
-class ChatAgent(Agent):
-    def instruct(self) -> None:
-        self.history.insert(0, {"role": "system", "content": SYSTEM})
-
-    def picture(self) -> list[Any]:
-        return [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PNG_URL}}]
-
-    def tool(self) -> dict[str, Any]:
-        function = {"name": "weather", "description": "It says.", "parameters": SCHEMA}
-        return {"type": "function", "function": function}
-
-    def turn(self, life: ExitStack) -> None:
-        client = life.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0))
-        ask: Any = {"model": self.model, "messages": self.history, **self.options}
-        if self.is_streaming:
-            told: Any = life.enter_context(client.chat.completions.stream(**ask)).get_final_completion()
-        else:
-            told = client.chat.completions.create(**ask)
-        message = told.choices[0].message
-        self.history.append(message.to_dict())
-        for call in message.tool_calls or ():
-            self.history.append({"role": "tool", "tool_call_id": call.id, "content": "rain"})
+def hold_responses(url: str, model: str, case: str, *, is_streaming: bool) -> None:
+    """The same in those of the responses API."""
+    picture = [{"type": "input_text", "text": QUESTION}, {"type": "input_image", "image_url": PNG_URL}]
+    history: list[Any] = [{"role": "user", "content": picture if case == "image" else QUESTION}]
+    tool = {"type": "function", "name": "weather", "description": "It says.", "parameters": SCHEMA}
+    options: Any = {"system": {"instructions": SYSTEM}, "tools": {"tools": [tool]}}.get(case, {})
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        for _ in CONVERSATIONS[case]:
+            ask: Any = {"model": model, "input": history, **options}
+            if is_streaming:
+                with client.responses.stream(**ask) as stream:
+                    told: Any = stream.get_final_response()
+            else:
+                told = client.responses.create(**ask)
+            history += [item.to_dict() for item in told.output]
+            calls = [item for item in told.output if item.type == "function_call"]
+            history += [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"} for call in calls]
 
 
-class ResponsesAgent(Agent):
-    def instruct(self) -> None:
-        self.options["instructions"] = SYSTEM
-
-    def picture(self) -> list[Any]:
-        return [{"type": "input_text", "text": QUESTION}, {"type": "input_image", "image_url": PNG_URL}]
-
-    def tool(self) -> dict[str, Any]:
-        return {"type": "function", "name": "weather", "description": "It says.", "parameters": SCHEMA}
-
-    def turn(self, life: ExitStack) -> None:
-        client = life.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0))
-        ask: Any = {"model": self.model, "input": self.history, **self.options}
-        if self.is_streaming:
-            told: Any = life.enter_context(client.responses.stream(**ask)).get_final_response()
-        else:
-            told = client.responses.create(**ask)
-        self.history += [item.to_dict() for item in told.output]
-        for item in told.output:
-            if item.type == "function_call":
-                self.history.append({"type": "function_call_output", "call_id": item.call_id, "output": "rain"})
+def hold_messages(url: str, model: str, case: str, *, is_streaming: bool) -> None:
+    """The same in Anthropic's."""
+    source = {"type": "base64", "media_type": "image/png", "data": PNG}
+    picture = [{"type": "text", "text": QUESTION}, {"type": "image", "source": source}]
+    history: list[Any] = [{"role": "user", "content": picture if case == "image" else QUESTION}]
+    tool = {"name": "weather", "description": "It says.", "input_schema": SCHEMA}
+    options: Any = {"system": {"system": SYSTEM}, "tools": {"tools": [tool]}}.get(case, {})
+    with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as client:
+        for _ in CONVERSATIONS[case]:
+            ask: Any = {"model": model, "max_tokens": 99, "messages": history, **options}
+            if is_streaming:
+                with client.messages.stream(**ask) as stream:
+                    told: Any = stream.get_final_message()
+            else:
+                told = client.messages.create(**ask)
+            history.append({"role": "assistant", "content": [block.to_dict() for block in told.content]})
+            calls = [block for block in told.content if block.type == "tool_use"]
+            results = [{"type": "tool_result", "tool_use_id": call.id, "content": "rain"} for call in calls]
+            history += [{"role": "user", "content": results}] if results else []
 
 
-class AnthropicAgent(Agent):
-    def instruct(self) -> None:
-        self.options["system"] = SYSTEM
-
-    def picture(self) -> list[Any]:
-        source = {"type": "base64", "media_type": "image/png", "data": PNG}
-        return [{"type": "text", "text": QUESTION}, {"type": "image", "source": source}]
-
-    def tool(self) -> dict[str, Any]:
-        return {"name": "weather", "description": "It says.", "input_schema": SCHEMA}
-
-    def turn(self, life: ExitStack) -> None:
-        client = life.enter_context(anthropic.Anthropic(base_url=self.url, api_key="any", max_retries=0))
-        ask: Any = {"model": self.model, "max_tokens": 99, "messages": self.history, **self.options}
-        if self.is_streaming:
-            told: Any = life.enter_context(client.messages.stream(**ask)).get_final_message()
-        else:
-            told = client.messages.create(**ask)
-        self.history.append({"role": "assistant", "content": [block.to_dict() for block in told.content]})
-        results = [
-            {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
-            for block in told.content
-            if block.type == "tool_use"
-        ]
-        if results:
-            self.history.append({"role": "user", "content": results})
-
-
-AGENTS: dict[str, type[Agent]] = {"chat": ChatAgent, "responses": ResponsesAgent, "anthropic": AnthropicAgent}
+AGENTS: dict[str, Any] = {"chat": hold_chat, "responses": hold_responses, "anthropic": hold_messages}
 
 
 def by_the_tracer(model: StubModel, api: str, case: str, *, is_streaming: bool) -> list[Span]:
     """The spans of a client that asks the model itself, under a tracer."""
-    agent = AGENTS[api](model.url, MODEL, is_streaming=is_streaming)
-    trace = observed(agent.hold, case)
+    trace = observed(AGENTS[api], model.url, MODEL, case, is_streaming=is_streaming)
     assert trace.error is None, trace.error
     return trace.spans
 
@@ -157,8 +124,7 @@ def by_the_tracer(model: StubModel, api: str, case: str, *, is_streaming: bool) 
 def by_the_proxy(model: StubModel, api: str, case: str, *, is_streaming: bool) -> list[Span]:
     """The spans of the proxy, through which a client without a tracer asks."""
     with proxied(entry(model.url), entry(model.url, "messages", model=CLAUDE)) as door:
-        name = CLAUDE if api == "anthropic" else MODEL
-        AGENTS[api](door.endpoint, name, is_streaming=is_streaming).hold(case)
+        AGENTS[api](door.endpoint, CLAUDE if api == "anthropic" else MODEL, case, is_streaming=is_streaming)
         return door.spans()
 
 
@@ -183,27 +149,11 @@ def shown(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-USER = {"role": "user", "content": QUESTION}
-ASSISTANT = {"role": "assistant", "content": ANSWER}
-PICTURE = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PNG_URL}}]
-CALLS = [
-    {"id": f"call {n}", "type": "function", "function": {"name": "weather", "arguments": f'{{"city":"{city}"}}'}}
-    for n, city in enumerate(CITIES)
-]
-CALLING = {"role": "assistant", "content": SAID, "tool_calls": CALLS}
-RESULTS = [{"role": "tool", "content": "rain", "tool_call_id": call["id"]} for call in CALLS]
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "It says.", "parameters": SCHEMA}}]
-CONVERSATIONS: dict[str, list[list[dict[str, Any]]]] = {
-    "text": [[USER, ASSISTANT]],
-    "system": [[{"role": "system", "content": SYSTEM}, USER, ASSISTANT]],
-    "image": [[{"role": "user", "content": PICTURE}, ASSISTANT]],
-    "tools": [[USER, CALLING], [USER, CALLING, *RESULTS, ASSISTANT]],
-}
-"""What each case is in OpenAI's words: a conversation for each call of the model."""
-
-
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("case", list(CONVERSATIONS))
+@pytest.mark.parametrize(
+    ("case", "is_streaming"),
+    [("text", False), ("system", False), ("image", False), ("tools", False), ("tools", True)],
+    ids=["text", "system", "image", "tools", "streamed"],
+)
 @pytest.mark.parametrize("api", list(AGENTS))
 @pytest.mark.parametrize("recorder", list(RECORDERS))
 def test_conversation_is_the_same_whichever_api_and_recorder(

@@ -74,10 +74,17 @@ SOLVER = span("solver", "root", start=1.0, end=2.0, attributes={"agent.name": "s
 # ---------------------------------------------------------------------- triplets
 
 
-@pytest.mark.parametrize("tokens", ["both", "request", "raw"])
-@pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "fireworks_ai"])
-@pytest.mark.parametrize("under", ["sdk-1", "root", "gone"], ids=["child", "beside", "apart"])
-@pytest.mark.parametrize("name", [CHAT, "openai.responses", "anthropic.messages"])
+@pytest.mark.parametrize(
+    ("name", "under", "provider", "tokens"),
+    [
+        (CHAT, "sdk-1", "openai", "both"),
+        (CHAT, "root", "openai", "request"),
+        (CHAT, "gone", "hosted_vllm", "raw"),
+        ("openai.responses", "gone", "openai", "raw"),
+        ("anthropic.messages", "sdk-1", "fireworks_ai", "raw"),
+    ],
+    ids=["child", "beside", "apart", "responses", "messages"],
+)
 def test_the_proxy_lends_its_tokens_to_the_call_of_the_agent(name: str, under: str, provider: str, tokens: str) -> None:
     spans = [ROOT, SOLVER, *proxied(1, under, provider=provider, tokens=tokens), traced(1, "solver", name=name)]
 

@@ -37,14 +37,13 @@ def test_a_span_that_came_twice_is_one_node() -> None:
     assert [node.span.name for node in tree.traverse()] == ["step", "new"]
 
 
-def test_nodes_are_found_added_and_told_apart() -> None:
+def test_nodes_are_found_and_added() -> None:
     tree = TraceTree.from_spans([span("a"), span("b", "a")])
+    child = TraceTree("c", span("c", "a"))
 
-    tree.add_child(TraceTree("c", span("c", "a")))
+    tree.add_child(child)
 
-    found = tree.find_id("c")
-    assert found is not None
-    assert found.id == "c"
+    assert tree.find_id("c") is child
     assert tree.find_id("nobody") is None
     assert repr(tree) == "TraceTree(id='a', name='step', children=2)"
 

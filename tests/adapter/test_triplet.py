@@ -10,7 +10,6 @@ from agentlightning.adapter import (
     LlmProxyTraceToTriplet,
     TracerTraceToTriplet,
     TraceToTriplet,
-    TraceToTripletBase,
     Transition,
 )
 from agentlightning.adapter.tree import TraceTree
@@ -37,6 +36,8 @@ def test_a_call_is_its_tokens_its_reward_and_where_it_came_from() -> None:
     assert triplet.response == {"token_ids": [3]}
     assert triplet.reward == 0.5
     assert triplet.metadata == {"response_id": "r2", "agent_name": "solver", "response": {"id": "r2"}}
+    (transition,) = TracerTraceToTriplet().to_transitions(talk.spans)
+    assert transition == Transition(state=[1, 2], action=[3], response_id="r2", agent_name="solver", reward=0.5)
 
 
 @pytest.mark.parametrize("ids", [[1, 2], (1, 2), "[1,2]", "[1, 2]"], ids=["list", "tuple", "compact", "spaced"])
@@ -144,27 +145,12 @@ def test_a_tree_may_say_differently_what_a_triplet_holds() -> None:
     assert (triplet.prompt, triplet.response) == (CHAT, "*")
 
 
-def test_settings_are_public_and_no_spans_are_refused() -> None:
-    adapter = TraceToTriplet(agent_match="solver", llm_call_match="chat", exclude_llm_call_in_reward=False)
-
-    assert isinstance(adapter, TraceToTripletBase)
-    assert (adapter.agent_match, adapter.llm_call_match) == ("solver", "chat")
-    assert (adapter.repair_hierarchy, adapter.exclude_llm_call_in_reward) == (True, False)
+def test_no_spans_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one span"):
-        adapter.adapt([])
+        TraceToTriplet().adapt([])
 
 
 # ---------------------------------------------------------------------- transitions and files
-
-
-def test_triplets_become_transitions() -> None:
-    talk = Conversation()
-    talk.call([1, 2], [3], under=talk.agent("solver"))
-    talk.reward(0.5)
-
-    (transition,) = TracerTraceToTriplet().to_transitions(talk.spans)
-
-    assert transition == Transition(state=[1, 2], action=[3], response_id="r2", agent_name="solver", reward=0.5)
 
 
 def test_a_triplet_without_tokens_is_no_transition() -> None:

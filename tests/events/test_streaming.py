@@ -18,7 +18,6 @@ from agentlightning.events import (
     Progress,
     RewardEvent,
     StartEvent,
-    StreamMode,
     StreamOptions,
     by_task,
     of_kind,
@@ -55,11 +54,10 @@ def only(*rollout_ids: str, **changes: Any) -> StreamOptions:
 # ---------------------------------------------------------------------- over every store
 
 
-@pytest.mark.parametrize("mode", ["realtime", "batch", "hybrid"])
-async def test_stream_of_named_rollouts_ends_with_them(store: LightningStore, mode: StreamMode) -> None:
+async def test_stream_of_named_rollouts_ends_with_them(store: LightningStore) -> None:
     first, second = [await store.start_rollout(n) for n in range(2)]
     await say(store, first, "a", "b")
-    stream = stream_events(store, mode=mode, options=only(first.rollout_id, second.rollout_id, batch_seconds=0.01))
+    stream = stream_events(store, mode="batch", options=only(first.rollout_id, second.rollout_id, batch_seconds=0.01))
 
     async with stream:
         got = [await soon(stream)]
@@ -95,8 +93,8 @@ async def test_a_step_is_told_when_it_begins_and_when_it_ends_and_never_twice(st
     assert by_task([begun, *later])[rollout.rollout_id].progress == Progress(started=1, completed=1)
 
 
-async def test_a_step_that_its_attempt_left_unfinished_ends_as_an_error(store: LightningStore) -> None:
-    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+async def test_a_step_that_its_attempt_left_unfinished_ends_as_an_error() -> None:
+    store, config = InMemoryLightningStore(), RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
     rollout = await store.start_rollout("task", config=config)
     async with stream_events(store, options=only(rollout.rollout_id)) as stream:
         waiting = asyncio.create_task(soon(stream))
@@ -110,7 +108,8 @@ async def test_a_step_that_its_attempt_left_unfinished_ends_as_an_error(store: L
     assert by_task([begun, ended])[rollout.rollout_id].progress.open == 0
 
 
-async def test_a_stream_that_begins_late_is_told_what_is_open(store: LightningStore) -> None:
+async def test_a_stream_that_begins_late_is_told_what_is_open() -> None:
+    store = InMemoryLightningStore()
     rollout = await store.start_rollout("task")
     await store.add_open_spans([step(rollout, "work")])
 
@@ -151,7 +150,8 @@ async def test_nothing_is_lost_or_doubled_while_writers_write(store: LightningSt
     assert max(map(len, got)) <= 7
 
 
-async def test_stream_goes_on_where_another_stopped(store: LightningStore) -> None:
+async def test_stream_goes_on_where_another_stopped() -> None:
+    store = InMemoryLightningStore()
     rollout = await store.start_rollout("a")
     await say(store, rollout, "a", "b", "c")
     async with stream_events(store) as stream:
@@ -245,19 +245,6 @@ async def test_spans_that_were_dropped_are_an_error_event() -> None:
 
 
 # ---------------------------------------------------------------------- modes
-
-
-async def test_realtime_hands_out_span_by_span() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("a")
-    owner = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-    for number in range(2):
-        await store.add_span(Span.from_attributes(attributes={}, name="work", end_time=2.0 + number, **owner))
-    await finish(store, rollout)
-
-    got = await _all(stream_events(store, options=only(rollout.rollout_id)))
-
-    assert [[event.kind for event in batch] for batch in got] == [["state.start", "state.complete"]] * 2
 
 
 async def test_hybrid_does_not_keep_a_reward_waiting() -> None:
@@ -354,7 +341,8 @@ async def test_impatient_reader_loses_nothing() -> None:
     assert texts_of(*got) == list("abcdefgh")
 
 
-async def test_closing_wakes_the_reader_and_leaves_no_tasks(store: LightningStore) -> None:
+async def test_closing_wakes_the_reader_and_leaves_no_tasks() -> None:
+    store = InMemoryLightningStore()
     stream = stream_events(store)
     reading = asyncio.create_task(_all(stream))
     await asyncio.sleep(0.01)

@@ -32,6 +32,7 @@ RUN: list[AgentEvent] = [
 def test_rewards_are_added_up_per_agent() -> None:
     view = by_agent(RUN)
     assert list(view) == ["writer", "critic", None]
+    assert [message.text for message in view["writer"].messages] == ["draft"]
     assert (view["writer"].rewards.total, view["writer"].rewards.mean, view["writer"].rewards.final) == (1.5, 0.75, 1.0)
     assert (view["critic"].rewards.mean, view["critic"].rewards.count) == (None, 0)
 
@@ -47,10 +48,6 @@ def test_progress_is_told_per_task() -> None:
     assert view["a"].progress == Progress(started=2, completed=1, failed=1)
     assert (view["a"].progress.fraction, view["b"].progress.fraction, Progress().fraction) == (1.0, 0.0, 0.0)
     assert (view["b"].progress.open, view["a"].agents) == (1, ("writer", "critic"))
-
-
-def test_messages_are_those_of_the_agent() -> None:
-    assert [message.text for message in by_agent(RUN)["writer"].messages] == ["draft"]
 
 
 def test_call_and_its_work_are_one_tool_call() -> None:

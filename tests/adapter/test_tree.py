@@ -1,8 +1,9 @@
 """The tree of a trace: its shape, its agents, its repair, its model calls."""
 
 import sys
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -70,46 +71,22 @@ def test_a_deep_trace_is_read_without_recursion() -> None:
     assert len(tree.to_trajectory()) == 1  # the others are the same call, seen again
 
 
-class _Picture:
-    def __init__(self, comment: str) -> None:
-        self.nodes: dict[str, str] = {}
-        self.edges: list[tuple[str, str]] = []
-        self.rendered: tuple[str, dict[str, Any]] | None = None
+def test_a_picture_shows_matching_spans_and_their_ancestors(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphviz = MagicMock()
+    monkeypatch.setitem(sys.modules, "graphviz", graphviz)
+    agent = span("b0123456789", "a", attributes={"agent.name": "solver"})
+    spans = [span("a"), agent, span("c", agent.span_id, name=CHAT), span("d", "a")]
 
-    def node(self, name: str, label: str) -> None:
-        self.nodes[name] = label
+    TraceTree.from_spans(spans).visualize("trace", "openai")
 
-    def edge(self, tail: str, head: str) -> None:
-        self.edges.append((tail, head))
-
-    def render(self, filename: str, **options: Any) -> None:
-        self.rendered = (filename, options)
-
-
-@pytest.fixture
-def pictures(monkeypatch: pytest.MonkeyPatch) -> list[_Picture]:
-    drawn: list[_Picture] = []
-
-    def new_picture(comment: str) -> _Picture:
-        drawn.append(_Picture(comment))
-        return drawn[-1]
-
-    monkeypatch.setitem(sys.modules, "graphviz", SimpleNamespace(Digraph=new_picture))
-    return drawn
-
-
-def test_a_picture_shows_matching_spans_and_their_ancestors(pictures: list[_Picture]) -> None:
-    spans = [
-        span("a"),
-        span("b0123456789", "a", attributes={"agent.name": "solver"}),
-        span("c", "b0123456789", name=CHAT),
+    assert graphviz.Digraph.return_value.mock_calls == [
+        mock.call.node("a", "a (step)"),
+        mock.call.edge("a", "b0123456789"),
+        mock.call.node("b0123456789", "b0123456 (step) [solver]"),
+        mock.call.edge("b0123456789", "c"),
+        mock.call.node("c", f"c ({CHAT})"),
+        mock.call.render("trace", format="png", cleanup=True),
     ]
-    TraceTree.from_spans([*spans, span("d", "a")]).visualize("trace", "openai")
-
-    (picture,) = pictures
-    assert picture.nodes == {"a": "a (step)", "b0123456789": "b0123456 (step) [solver]", "c": f"c ({CHAT})"}
-    assert picture.edges == [("a", "b0123456789"), ("b0123456789", "c")]
-    assert picture.rendered == ("trace", {"format": "png", "cleanup": True})
 
 
 # ---------------------------------------------------------------------- agents
@@ -247,33 +224,29 @@ def test_calls_carry_the_label_of_the_agent_above_them() -> None:
     assert calls_of(spans, "judge") == [("c3", "judge")]
 
 
-def test_calls_within_a_reward_are_left_out_unless_wanted() -> None:
-    spans = [reward("judging", None, 1.0, at=0.0), span("c", "judging", name=CHAT)]
-
-    assert calls_of(spans) == []
-    assert calls_of(spans, within_reward=None) == [("c", "*")]
-
-
-def test_responses_are_counted_once_even_between_siblings() -> None:
-    same = {"gen_ai.response.id": "r1"}
-    spans = [
-        span("root"),
-        span("c1", "root", name=CHAT, attributes=same),
-        span("c2", "root", name=CHAT, attributes=same),
-    ]
-
-    assert calls_of(spans) == [("c1", "*")]
-    assert calls_of(spans, existing_llm_call_response_ids={"r1"}) == []
-    assert calls_of(spans, within_llm_call=None) == [("c1", "*"), ("c2", "*")]
+ANSWERED = {"name": CHAT, "attributes": {"gen_ai.response.id": "r1"}}
+JUDGING = [reward("judging", None, 1.0, at=0.0), span("c1", "judging", name=CHAT)]
+SIBLINGS = [span("root"), span("c1", "root", **ANSWERED), span("c2", "root", **ANSWERED)]
+NESTED = [span("c1", name=CHAT), span("c2", "c1", name=CHAT)]
 
 
-def test_a_nested_call_without_response_id_is_the_same_call() -> None:
-    spans = [span("c1", name=CHAT), span("c2", "c1", name=CHAT)]
-    with_id = [spans[0], span("c2", "c1", name=CHAT, attributes={"gen_ai.response.id": "r2"})]
-
-    assert calls_of(spans) == [("c1", "*")]
-    assert calls_of(with_id) == [("c1", "*"), ("c2", "*")]
-    assert calls_of(spans, within_llm_call=None) == [("c1", "*"), ("c2", "*")]
+@pytest.mark.parametrize(
+    ("spans", "options", "found"),
+    [
+        pytest.param(JUDGING, {}, [], id="within a reward"),
+        pytest.param(JUDGING, {"within_reward": None}, ["c1"], id="wanted within a reward"),
+        pytest.param(SIBLINGS, {}, ["c1"], id="one response"),
+        pytest.param(SIBLINGS, {"existing_llm_call_response_ids": {"r1"}}, [], id="known response"),
+        pytest.param(SIBLINGS, {"within_llm_call": None}, ["c1", "c2"], id="wanted twice"),
+        pytest.param(NESTED, {}, ["c1"], id="nested without an id"),
+        pytest.param([NESTED[0], span("c2", "c1", **ANSWERED)], {}, ["c1", "c2"], id="nested with an id"),
+        pytest.param(NESTED, {"within_llm_call": None}, ["c1", "c2"], id="nested and wanted"),
+    ],
+)
+def test_a_call_counts_once_and_outside_of_rewards_unless_more_is_wanted(
+    spans: list[Span], options: dict[str, Any], found: list[str]
+) -> None:
+    assert calls_of(spans, **options) == [(span_id, "*") for span_id in found]
 
 
 def naive_calls(

@@ -9,11 +9,7 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.engine import checkpoint  # noqa: E402
-from agentlightning.engine.checkpoint import (  # noqa: E402
-    load,
-    read_extra,
-    save_model,
-)
+from agentlightning.engine.checkpoint import load, read_extra, save_model  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
@@ -24,7 +20,7 @@ CODEC = TinyChatCodec()
 
 def a_model(seed: int = 0) -> TinyModel:
     torch.manual_seed(seed)
-    return TinyModel(TinyShape(max_length=32))
+    return TinyModel(TinyShape(width=24, layers=3, heads=2, max_length=32))
 
 
 def test_a_saved_model_is_loaded_as_it_was(tmp_path: Path) -> None:
@@ -32,9 +28,11 @@ def test_a_saved_model_is_loaded_as_it_was(tmp_path: Path) -> None:
 
     save_model(model, CODEC, tmp_path / "deep" / "model", {"step": 1})
 
-    again, _ = load(str(tmp_path / "deep" / "model"))
+    again, codec = load(str(tmp_path / "deep" / "model"))
+    assert isinstance(again, TinyModel)
+    assert isinstance(codec, TinyChatCodec)
+    assert again.shape == model.shape
     assert all(torch.equal(tensor, again.state()[name]) for name, tensor in model.state().items())
-    assert again.max_length == 32
     assert read_extra(tmp_path / "deep" / "model") == {"step": 1}
     assert all(path.stat().st_mode & 0o044 for path in (tmp_path / "deep" / "model").iterdir())
 

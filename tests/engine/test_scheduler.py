@@ -49,20 +49,22 @@ def in_turn(seed: int, *, end: int = 24) -> Sampling:
     return Sampling(max_new_tokens=1 + seed % end, seed=seed)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_logprobs_are_those_of_the_training_forward(engine: InferenceEngine, temperature: float) -> None:
     prompts = [a_prompt(number) for number in range(16)]
 
     futures = [
-        engine.submit(prompt, Sampling(max_new_tokens=1 + number % 20, temperature=temperature))
+        engine.submit(prompt, Sampling(max_new_tokens=1 + number % 20, temperature=temperature, top_logprobs=1))
         for number, prompt in enumerate(prompts)
     ]
 
     for prompt, future in zip(prompts, futures, strict=True):
         generation = future.result(PATIENCE_SECONDS)
-        expected = trained_logprobs(engine.model, prompt, generation.token_ids, temperature)
+        expected = trained_logprobs(engine.model, prompt, generation.token_ids, temperature or 1.0)
         assert generation.logprobs == pytest.approx(expected, abs=1e-4)
         assert generation.prompt_tokens == len(prompt)
+        if temperature == 0:
+            assert [next(iter(top)) for top in generation.top_logprobs or ()] == generation.token_ids
 
 
 def test_a_seed_gives_the_same_tokens_whoever_else_is_served(engine: InferenceEngine) -> None:
@@ -157,20 +159,6 @@ def test_what_cannot_be_done_is_said_to_its_caller_alone(
     assert other.result(PATIENCE_SECONDS).token_ids
 
 
-def test_a_cancelled_request_ends_at_the_next_step_and_keeps_what_it_has(engine: InferenceEngine) -> None:
-    begun = threading.Event()
-    future = engine.submit([20], Sampling(max_new_tokens=90, min_new_tokens=90), on_token=lambda *_: begun.set())
-    assert begun.wait(PATIENCE_SECONDS)
-
-    future.cancel()
-
-    generation = future.result(PATIENCE_SECONDS)
-    assert generation.finish_reason in ("cancelled", "length")
-    assert len(generation.token_ids) == len(generation.logprobs) > 0
-    assert engine.statistics()["running"] == 0
-    assert future.cancel() is False
-
-
 def test_a_listener_sees_every_token_and_may_end_the_sampling(engine: InferenceEngine) -> None:
     seen: list[tuple[int, float]] = []
 
@@ -211,6 +199,8 @@ def test_many_requests_with_random_cancellations_leave_no_slot_occupied(engine: 
 
     statistics = engine.statistics()
     assert (statistics["running"], statistics["waiting"], statistics["failed"]) == (0, 0, 0)
+    assert "cancelled" in [generation.finish_reason for generation in finished]
+    assert not futures[0].cancel(), "it has ended"
     for number, generation in enumerate(finished[::5]):
         expected = trained_logprobs(engine.model, a_prompt(5 * number), generation.token_ids)
         assert generation.logprobs == pytest.approx(expected, abs=1e-4)
@@ -239,46 +229,16 @@ def test_new_weights_are_sampled_from_at_the_next_step_while_a_request_runs(engi
 
 
 class FaultyModel(TinyModel):
-    """Fails where it is told to."""
-
-    fails_decoding = False
-    forbidden: int | None = None
+    """Cannot read one token."""
 
     def prefill(self, ids: Any, lengths: Any, cache: Any, slots: Any, starts: Any = None) -> Any:
-        if self.forbidden is not None and (ids == self.forbidden).any():
+        if (ids == 77).any():
             raise torch.OutOfMemoryError("no room for this prompt")
         return super().prefill(ids, lengths, cache, slots)
 
-    def decode(self, tokens: Any, positions: Any, cache: Any, n: int) -> Any:
-        if self.fails_decoding:
-            self.fails_decoding = False
-            raise RuntimeError("out of memory")
-        return super().decode(tokens, positions, cache, n)
 
-
-@pytest.fixture
-def faulty() -> FaultyModel:
-    model = a_model(kind=FaultyModel)
-    assert isinstance(model, FaultyModel)
-    return model
-
-
-def test_a_failed_step_fails_its_requests_and_the_engine_goes_on(faulty: FaultyModel) -> None:
-    faulty.fails_decoding = True
-    with InferenceEngine(faulty, max_sequences=4) as engine:
-        failing = engine.submit([20], Sampling(max_new_tokens=5, min_new_tokens=5))
-        with pytest.raises(EngineError, match="out of memory"):
-            failing.result(PATIENCE_SECONDS)
-
-        generation = engine.submit([20], Sampling(max_new_tokens=5, min_new_tokens=5)).result(PATIENCE_SECONDS)
-
-        assert len(generation.token_ids) == 5
-        assert engine.statistics()["failed"] == 1
-
-
-def test_a_prompt_that_cannot_be_read_does_not_disturb_those_that_run(faulty: FaultyModel) -> None:
-    faulty.forbidden = 77
-    with InferenceEngine(faulty, max_sequences=4) as engine:
+def test_a_prompt_that_cannot_be_read_does_not_disturb_those_that_run() -> None:
+    with InferenceEngine(a_model(kind=FaultyModel), max_sequences=4) as engine:
         begun = threading.Event()
         running = engine.submit([20], Sampling(max_new_tokens=90, min_new_tokens=90), on_token=lambda *_: begun.set())
         assert begun.wait(PATIENCE_SECONDS)
@@ -315,18 +275,3 @@ def test_closing_tells_those_who_wait(model: TinyModel) -> None:
             future.result(0)
     with pytest.raises(EngineError, match="closed"):
         engine.submit([20], Sampling())
-
-
-def test_temperature_zero_takes_the_likeliest_and_reports_temperature_one(engine: InferenceEngine) -> None:
-    prompt = a_prompt(3)
-
-    generation = engine.submit(prompt, Sampling(max_new_tokens=10, temperature=0.0, top_logprobs=1)).result(
-        PATIENCE_SECONDS
-    )
-
-    assert generation.top_logprobs is not None
-    assert [next(iter(top)) for top in generation.top_logprobs] == generation.token_ids
-    assert generation.logprobs == pytest.approx(
-        trained_logprobs(engine.model, prompt, generation.token_ids),
-        abs=1e-4,
-    )

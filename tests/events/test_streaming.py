@@ -269,30 +269,6 @@ async def test_hybrid_does_not_keep_a_reward_waiting() -> None:
 # ---------------------------------------------------------------------- handlers and ends
 
 
-async def test_results_come_in_order_from_parallel_consumers() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("a")
-    await say(store, rollout, *"abcdef")
-    await finish(store, rollout)
-    at_work: set[str] = set()
-    together: list[int] = []
-    is_full = asyncio.Event()
-
-    async def handle(batch: Batch) -> str:
-        (text,) = texts_of(batch)
-        at_work.add(text)
-        together.append(len(at_work))
-        if len(at_work) == 3:
-            is_full.set()
-        await is_full.wait()
-        at_work.discard(text)
-        return text
-
-    results = await _all(stream_events(store, handle, consumers=3, options=only(rollout.rollout_id)))
-
-    assert (results, max(together)) == (list("abcdef"), 3)
-
-
 async def test_failure_of_a_handler_ends_the_stream_at_its_place() -> None:
     store = InMemoryLightningStore()
     rollout = await store.start_rollout("a")

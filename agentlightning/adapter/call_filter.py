@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agentlightning.adapter.calls import (
-    LOGPROBS,
     PROMPT_IDS,
     PROXY_REQUEST,
     RAW_REQUEST,
@@ -26,6 +25,7 @@ from agentlightning.adapter.calls import (
     response_ids_of,
 )
 from agentlightning.adapter.sequences import DropReason
+from agentlightning.dialects.attributes import LOGPROBS
 from agentlightning.instrumentation.model_calls import recorded_span_id
 from agentlightning.types.agents import agent_name
 from agentlightning.types.tracer import Span

@@ -20,31 +20,6 @@ from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import Span
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = [
-    "LOGPROBS",
-    "PROMPT_IDS",
-    "PROXY_REQUEST",
-    "RAW_REQUEST",
-    "RESPONSE_IDS",
-    "UNREADABLE",
-    "WEIGHTS_VERSION",
-    "Unreadable",
-    "as_token_ids",
-    "finish_reason_of",
-    "genai_sections",
-    "group_genai_dict",
-    "has_failed",
-    "has_tokens",
-    "is_excluded",
-    "logprobs_of",
-    "parsed",
-    "prompt_ids_of",
-    "response_id_of",
-    "response_ids_of",
-    "weights_version_of",
-]
-
-
 SpanAttributes: TypeAlias = Mapping[str, Any]
 
 PROXY_REQUEST: Final = "litellm_request"

@@ -3,10 +3,12 @@
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from agentlightning.types.rewards import number_or_none, reward_payload_of
-from agentlightning.types.tracer import Span
+
+if TYPE_CHECKING:
+    from agentlightning.adapter.tree import TraceTree
 
 
 class RewardMatchPolicy(str, Enum):
@@ -19,22 +21,13 @@ class RewardMatchPolicy(str, Enum):
     """Anywhere later in the trace."""
 
 
-class TimedNode(Protocol):
-    """A node of a trace."""
-
-    id: str
-    span: Span
-    start_time: float | None
-    end_time: float | None
-
-
-def match_in_order(nodes: Iterable[TimedNode], call_ids: Collection[str]) -> dict[str, float | None]:
+def match_in_order(nodes: Iterable["TraceTree"], call_ids: Collection[str]) -> dict[str, float | None]:
     """Rewards of the calls by node id, from one pass over the nodes in the order given.
 
     A reward goes to the most recent call that was over when the reward began and has none yet, so that later rewards
     reach earlier calls.
     """
-    waiting: list[TimedNode] = []
+    waiting: list[TraceTree] = []
     rewards: dict[str, float | None] = {}
     for node in nodes:
         if node.id in call_ids and node.end_time is not None:
@@ -53,7 +46,7 @@ def match_in_order(nodes: Iterable[TimedNode], call_ids: Collection[str]) -> dic
 # ---------------------------------------------------------------------- strays
 
 
-def closest_enclosing(strays: Collection[int], spans: Sequence[TimedNode]) -> dict[int, int]:
+def closest_enclosing(strays: Collection[int], spans: Sequence["TraceTree"]) -> dict[int, int]:
     """For each stray the shortest other span that encloses it in time and has not the very same times.
 
     Spans are named by their places. Of two that fit alike, the first is chosen. Strays that nothing encloses are left

@@ -7,7 +7,7 @@ with a reason.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.call_filter import ANY_CALL_MATCH, CallCandidate, CallScope
@@ -89,10 +89,10 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
         scope = CallScope(ANY_AGENT if self.agent_match is None else None, in_reward=False)
         calls = _Calls()
         calls.sort(tree.call_candidates(self.llm_call_match, self.agent_match, scope, set()))
-        rewards = tree.match_rewards(self.reward_match, [call.place for call in calls.taken])
+        rewards = tree.match_rewards(self.reward_match, [place for place, _ in calls.taken])
         builder = SequenceBuilder()
-        for call in sorted(calls.taken, key=lambda call: _chronological(call.place.span)):
-            builder.add(call.tokens(rewards.get(call.place.id)))
+        for place, call in sorted(calls.taken, key=lambda taken: _chronological(taken[0].span)):
+            builder.add(replace(call, reward=rewards.get(place.id)))
         return Trajectory(
             rollout_id=spans[0].rollout_id,
             attempt_id=spans[0].attempt_id,
@@ -110,37 +110,12 @@ def _chronological(span: Span) -> tuple[int, float, float, str]:
     return span.sequence_id, start, end, span.span_id
 
 
-@dataclass(frozen=True)
-class _TakenCall:
-    """A call to train."""
-
-    candidate: CallCandidate
-    prompt_ids: list[int]
-    response_ids: list[int]
-    place: TraceTree
-    """Where and when the agent made it; another span than the candidate's may have the tokens."""
-
-    def tokens(self, reward: float | None) -> CallTokens:
-        span = self.candidate.node.span
-        reason = finish_reason_of(span.attributes)
-        return CallTokens(
-            span=span,
-            agent_name=self.candidate.agent_name or ANY_AGENT,
-            prompt_ids=self.prompt_ids,
-            response_ids=self.response_ids,
-            response_id=response_id_of(span.attributes),
-            logprobs=logprobs_of(span.attributes, len(self.response_ids)),
-            weights_version=weights_version_of(span.attributes),
-            reward=reward,
-            finish_reason=finish_reason_of(self.place.span.attributes) if reason is None else reason,
-        )
-
-
 @dataclass
 class _Calls:
     """The model calls of a trace, sorted into those to train and those not."""
 
-    taken: list[_TakenCall] = field(default_factory=list)
+    taken: list[tuple[TraceTree, CallTokens]] = field(default_factory=list)
+    """Where and when the agent made each; another span than that may have the tokens."""
     dropped: list[DroppedCall] = field(default_factory=list)
 
     def sort(self, candidates: Iterable[CallCandidate]) -> None:
@@ -160,7 +135,18 @@ class _Calls:
             if place is not None and reason is None:
                 assert isinstance(prompt_ids, list)
                 assert isinstance(response_ids, list)
-                self.taken.append(_TakenCall(candidate, prompt_ids, response_ids, place))
+                ended = finish_reason_of(span.attributes) or finish_reason_of(place.span.attributes)
+                call = CallTokens(
+                    span=span,
+                    agent_name=candidate.agent_name or ANY_AGENT,
+                    prompt_ids=prompt_ids,
+                    response_ids=response_ids,
+                    response_id=response_id_of(span.attributes),
+                    logprobs=logprobs_of(span.attributes, len(response_ids)),
+                    weights_version=weights_version_of(span.attributes),
+                    finish_reason=ended,
+                )
+                self.taken.append((place, call))
                 continue
             if candidate.dropped is None:
                 tokenless[node.id] = len(self.dropped)

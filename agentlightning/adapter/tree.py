@@ -24,7 +24,6 @@ from agentlightning.adapter.call_filter import (
     call_test,
 )
 from agentlightning.adapter.calls import (
-    LOGPROBS,
     UNREADABLE,
     Unreadable,
     genai_sections,
@@ -35,6 +34,7 @@ from agentlightning.adapter.calls import (
     response_ids_of,
 )
 from agentlightning.adapter.matching import RewardMatchPolicy, closest_enclosing, match_in_order, movable
+from agentlightning.dialects.attributes import LOGPROBS
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.store.copies import field_names
 from agentlightning.types.agents import AgentMatcher, agent_name, name_test
@@ -57,24 +57,14 @@ _SHOWN_ID_DIGITS: Final = 8
 class TraceTree:
     """A span and the spans beneath it."""
 
-    __slots__ = ("_children", "end_time", "id", "span", "start_time")
+    __slots__ = ("children", "end_time", "id", "span", "start_time")
 
     def __init__(self, id: str, span: Span, children: "list[TraceTree] | None" = None) -> None:
         self.id = id
         self.span = span
         self.start_time = span.start_time  # here: in a long trace, to look into each span again takes longest
         self.end_time = span.end_time
-        self._children = children  # None for most: the collector needs a third of the time for many empty lists
-
-    @property
-    def children(self) -> "list[TraceTree]":
-        if self._children is None:
-            self._children = []
-        return self._children
-
-    @children.setter
-    def children(self, children: "list[TraceTree]") -> None:
-        self._children = children
+        self.children: list[TraceTree] = [] if children is None else children
 
     def __repr__(self) -> str:
         return f"TraceTree(id={self.id!r}, name={self.span.name!r}, children={len(self.children)})"
@@ -137,8 +127,8 @@ class TraceTree:
         while stack:
             node = stack.pop()
             yield node
-            if node._children:
-                stack += reversed(node._children)
+            if node.children:
+                stack += reversed(node.children)
 
     def names_tuple(self) -> tuple[str, list[Any]]:
         """The name, with the agent's in brackets, and the same of each child."""
@@ -213,7 +203,7 @@ class TraceTree:
         """Of the children of the root among the nodes."""
         for branch, child in enumerate(root.children):
             places.append(len(nodes))
-            nodes += child._walk() if child._children else (child,)
+            nodes += child._walk() if child.children else (child,)
             branch_of += [branch] * (len(nodes) - len(branch_of))
         closest = closest_enclosing(places, nodes)
         targets = [branch_of[closest[place]] if place in closest else None for place in places]
@@ -288,7 +278,7 @@ class TraceTree:
                 if candidate is not None:
                     yield candidate
                     in_call = node if candidate.dropped is None else in_call
-            if not node._children:
+            if not node.children:
                 continue
             agent = node.agent_name()
             label = scope.agent_name if agent is None else agent
@@ -296,7 +286,7 @@ class TraceTree:
                 label = None
             in_reward = scope.in_reward if scope.in_reward is not False else node.is_reward_span()
             below = CallScope(label, in_reward, in_call, scope.has_agent or agent is not None)
-            stack.append((iter(node._children), below))
+            stack.append((iter(node.children), below))
         yield from call_filter.remaining()
 
     def proxied_calls(self, llm_call_match: str) -> ProxiedCalls:
@@ -321,7 +311,7 @@ class TraceTree:
             return match_in_order(by_start, call_ids)
         rewards: dict[str, float | None] = {}
         for node in self._walk():
-            rewards |= match_in_order(node._children or (), call_ids)
+            rewards |= match_in_order(node.children or (), call_ids)
         return rewards
 
     def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:

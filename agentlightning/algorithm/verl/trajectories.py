@@ -16,12 +16,13 @@ from typing import Final, Literal, get_args
 import orjson
 import torch
 
-from agentlightning.adapter.calls import LOGPROBS, as_token_ids, logprobs_of
+from agentlightning.adapter.calls import as_token_ids, logprobs_of
 from agentlightning.adapter.sequence_builder import CallTokens, SequenceBuilder
 from agentlightning.adapter.sequences import BreakReason, DropReason, TokenSequence, Trajectory
 from agentlightning.adapter.tree import ANY_AGENT
 from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
 from agentlightning.algorithm.verl.config import Configuration
+from agentlightning.dialects.attributes import LOGPROBS
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Span, Triplet
 from agentlightning.utils.json_values import JsonObject

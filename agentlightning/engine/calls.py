@@ -47,35 +47,34 @@ class CallbackQueue:
 class Choice:
     """One response to one prompt, and how much of it a stream has sent."""
 
-    def __init__(
-        self, index: int, prompt: list[int], parser: StoppedParser | None, notify: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, index: int, prompt: list[int], parser: StoppedParser | None, notify: Callable[[], None]) -> None:
         self.index = index
         self.prompt = prompt
         self.parser = parser
         """None where the tokens are parsed when all are there."""
         self.pieces: deque[tuple[int, float, list[Delta]]] = deque()
-        """Of a stream: tokens that were not sent yet."""
-        self.text: list[str] = []
-        """Of a response with stop strings: the text before them."""
+        """Tokens that were parsed and not sent yet."""
         self.future: GenerationFuture | None = None
         self.deltas: list[Delta] = []
         """Of a stream: everything that was sent."""
         self.sent_tokens = 0
-        self.has_begun = self.has_ended = self.is_prompt_sent = False
-        """Of a stream: whether its first and its last chunk, and the ids of its prompt, were sent."""
+        self.has_begun = self.has_ended = False
+        """Of a stream: whether its first and its last chunk were sent."""
         self._notify = notify
 
     def take(self, token_id: int, logprob: float) -> bool:
         """Take a sampled token; whether it is the last one."""
         assert self.parser is not None
-        deltas = self.parser.add(token_id)
-        if self._notify is None:
-            self.text += [delta.text for delta in deltas if isinstance(delta, ContentDelta)]
-        else:
-            self.pieces.append((token_id, logprob, deltas))
-            self._notify()
+        self.pieces.append((token_id, logprob, self.parser.add(token_id)))
+        self._notify()
         return self.parser.is_stopped
+
+    def text_before_stop(self) -> str | None:
+        """Of a whole response that a stop string ended."""
+        if self.parser is None or not self.parser.is_stopped:
+            return None
+        deltas = [delta for _, _, deltas in self.pieces for delta in deltas]
+        return "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
 
     @property
     def is_done(self) -> bool:
@@ -97,12 +96,11 @@ class Call:
         self.request = request
         self.version: int | None = None
         """Of the weights that sampled the first token of a stream."""
-        self.updated: asyncio.Event | None = asyncio.Event() if request.is_stream else None
+        self.updated = asyncio.Event()
+        """Set when something was sampled, or has ended."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._engine = engine
         self._callbacks = callbacks
-        self._is_notified = False
-        notify = self._notify if request.is_stream else None
         self.choices: list[Choice] = []
         for prompt in request.prompts:
             for _ in range(request.choices):
@@ -110,7 +108,7 @@ class Call:
                 if request.is_stream or request.stops:
                     plain = codec.stream(request.tools) if request.is_chat else TextParser(codec)
                     parser = StoppedParser(plain, request.stops)
-                self.choices.append(Choice(len(self.choices), prompt, parser, notify))
+                self.choices.append(Choice(len(self.choices), prompt, parser, self._notify))
         self._left = len(self.choices)
 
     def begin(self) -> None:
@@ -130,19 +128,12 @@ class Call:
     def _notify(self) -> None:
         if self.version is None:
             self.version = self._engine.version
-        if not self._is_notified:
-            self._is_notified = True
-            self._callbacks.post(self._set_updated)
-
-    def _set_updated(self) -> None:
-        self._is_notified = False
-        if self.updated is not None:
-            self.updated.set()
+        if self.request.is_stream:
+            self._callbacks.post(self.updated.set)
 
     def _count_down(self) -> None:
         self._left -= 1
-        if self.updated is not None:
-            self.updated.set()
+        self.updated.set()
         if not self._left and not self.done.done():
             self.done.set_result(None)
 

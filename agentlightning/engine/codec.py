@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from agentlightning.utils.json_values import JsonObject
-
 Message: TypeAlias = dict[str, Any]
 """A message of OpenAI's chat dialect."""
 ToolDefinition: TypeAlias = dict[str, Any]
@@ -26,10 +24,6 @@ class ToolCall:
     arguments: str
     """JSON text, unless the model wrote something else."""
 
-    def as_message_part(self) -> JsonObject:
-        """The entry of `tool_calls` in an assistant's message."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
-
 
 @dataclass(frozen=True)
 class ParsedMessage:
@@ -44,7 +38,10 @@ class ParsedMessage:
         """The assistant's message of OpenAI's chat dialect."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.tool_calls:
-            message["tool_calls"] = [call.as_message_part() for call in self.tool_calls]
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
         return message
@@ -121,6 +118,14 @@ class ChatCodec(Protocol):
 
     def stream(self, tools: Sequence[ToolDefinition] | None = None) -> IncrementalParser:
         """A parser for a message that is still being sampled."""
+        ...
+
+    def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int], message: Message) -> None:
+        """Keep what was sampled after a prompt, where text does not always lead back to the tokens it came from.
+
+        Args:
+            message: What the client received, and will send back.
+        """
         ...
 
     def encode(self, text: str) -> list[int]:

@@ -143,14 +143,10 @@ class HfModel:
         options: JsonObject = {"use_cache": False}
         if len(attention_lengths) > len(ids):
             options |= hf_kernels.row_arguments(attention_lengths.tolist(), ids.device)
-        if self._is_head_apart():
-            found = self._plain.base_model(input_ids=ids, **options).last_hidden_state
-        elif self._has_plain_head:
-            states = self._plain.base_model(input_ids=ids, **options).last_hidden_state[selected]
-            return cast("Tensor", self._plain.get_output_embeddings()(states))
-        else:
-            found = self._plain(input_ids=ids, **options).logits
-        return cast("Tensor", found[selected])
+        if not self._has_plain_head:
+            return cast("Tensor", self._plain(input_ids=ids, **options).logits[selected])
+        states = self._plain.base_model(input_ids=ids, **options).last_hidden_state[selected]
+        return cast("Tensor", states if self._is_head_apart() else self._plain.get_output_embeddings()(states))
 
     def head(self) -> Tensor | None:
         """The output embeddings; None where the model scales its logits, adds to them, or has adapters there."""

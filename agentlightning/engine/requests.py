@@ -201,7 +201,10 @@ def parse_request(raw: bytes, codec: ChatCodec, *, is_chat: bool, max_length: in
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.")
         tools = body.chosen_tools()
-        prompts, top_logprobs = [_rendered(codec, body.messages, tools)], body.top_logprobs
+        try:
+            prompts, top_logprobs = [codec.render(body.messages, tools)], body.top_logprobs
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidRequest(f"The messages cannot be rendered for this model: {error!r}") from error
         limit = body.max_completion_tokens or body.max_tokens or max_length
     else:
         prompts, top_logprobs = body.prompt_ids(codec), int(body.logprobs) if body.logprobs is not True else 0
@@ -240,13 +243,6 @@ def json_object(raw: bytes) -> JsonObject:
     if not isinstance(fields, dict):
         raise InvalidRequest("The request is not a JSON object.")
     return fields
-
-
-def _rendered(codec: ChatCodec, messages: list[Message], tools: list[ToolDefinition] | None) -> list[int]:
-    try:
-        return codec.render(messages, tools)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest(f"The messages cannot be rendered for this model: {error!r}") from error
 
 
 def _message(error: ValidationError, kind: type[_Body]) -> str:

@@ -4,11 +4,12 @@ A chunk of a stream holds everything that was sampled since the last one: a clie
 ones.
 """
 
+import functools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import orjson
 
@@ -19,7 +20,6 @@ from agentlightning.engine.codec import (
     ChatCodec,
     ContentDelta,
     Delta,
-    Message,
     ReasoningDelta,
     parsed_message,
 )
@@ -27,15 +27,6 @@ from agentlightning.engine.sampling import FinishReason
 from agentlightning.utils.json_values import JsonObject
 
 DONE: Final = b"data: [DONE]\n\n"
-
-
-@runtime_checkable
-class RemembersTurns(Protocol):
-    """A codec whose text does not always lead back to the tokens it came from."""
-
-    def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int], message: Message) -> None:
-        """Keep what was sampled after a prompt; `message` is what the client received, and will send back."""
-        ...
 
 
 def event(content: object) -> bytes:
@@ -49,8 +40,7 @@ class Responses:
     def __init__(self, model_name: str, codec: ChatCodec) -> None:
         self.model_name = model_name
         self.codec = codec
-        self._memory = codec if isinstance(codec, RemembersTurns) else None
-        self._texts: dict[int, tuple[str, list[int]]] = {}  # the text of a token, and its bytes
+        self._token = functools.cache(self._text_and_bytes)
 
     def whole(self, call: Call) -> JsonObject:
         """The response to a call that is complete; raises what its generations raise."""
@@ -73,7 +63,6 @@ class Responses:
         head = self._head(call, "chat.completion.chunk" if request.is_chat else "text_completion")
         if request.wants_usage:
             head["usage"] = None
-        assert call.updated is not None
         while not all(choice.has_ended for choice in call.choices):
             await call.updated.wait()
             call.updated.clear()
@@ -95,17 +84,17 @@ class Responses:
     def _choice(self, call: Call, choice: Choice) -> JsonObject:
         request, generation = call.request, choice.generation
         entry: JsonObject = {"index": choice.index}
-        is_cut = choice.parser is not None and choice.parser.is_stopped
+        cut = choice.text_before_stop()
         calls_tools = False
         if request.is_chat:
             parsed = self.codec.parse(generation.token_ids, request.tools)
             entry["message"] = parsed.as_message()
-            if is_cut:
-                entry["message"]["content"] = "".join(choice.text)
-            self._remember(choice, entry["message"])
+            if cut is not None:
+                entry["message"]["content"] = cut
+            self.codec.remember(choice.prompt, generation.token_ids, entry["message"])
             calls_tools = bool(parsed.tool_calls)
         else:
-            entry["text"] = "".join(choice.text) if is_cut else self.codec.decode(generation.token_ids)
+            entry["text"] = self.codec.decode(generation.token_ids) if cut is None else cut
         entry["finish_reason"] = _finish_reason(generation.finish_reason, calls_tools=calls_tools)
         entry["logprobs"] = None
         if request.wants_logprobs:
@@ -116,11 +105,6 @@ class Responses:
             if not request.is_chat:
                 entry["prompt_token_ids"] = choice.prompt
         return entry
-
-    def _remember(self, choice: Choice, message: Message) -> None:
-        """Have the codec keep what was sampled, where it has to, so that the next turn begins with these tokens."""
-        if self._memory is not None:
-            self._memory.remember(choice.prompt, choice.generation.token_ids, message)
 
     def _logprobs(
         self, call: Call, ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[Mapping[int, float]] | None
@@ -145,27 +129,23 @@ class Responses:
         text, content = self._token(token_id)
         return {"token": text, "logprob": logprob, "bytes": content}
 
-    def _token(self, token_id: int) -> tuple[str, list[int]]:
-        known = self._texts.get(token_id)
-        if known is None:
-            text = self.codec.token_text(token_id)
-            known = self._texts[token_id] = text, list(text.encode("utf-8", "replace"))
-        return known
+    def _text_and_bytes(self, token_id: int) -> tuple[str, list[int]]:
+        text = self.codec.token_text(token_id)
+        return text, list(text.encode("utf-8", "replace"))
 
     # ------------------------------------------------------------------ streams
 
     def _chunks(self, call: Call, choice: Choice) -> list[JsonObject]:
         """What is new about a choice."""
         request = call.request
-        is_done = choice.is_done  # before the pieces are taken, so that none comes after them
-        if is_done:
-            choice.generation  # noqa: B018 # raises, if that is how it ended
+        # Before the pieces are taken, so that none comes after them; raises, if that is how it ended.
+        generation = choice.generation if choice.is_done else None
         pieces = [choice.pieces.popleft() for _ in range(len(choice.pieces))]
         token_ids, logprobs = [piece[0] for piece in pieces], [piece[1] for piece in pieces]
         deltas = [delta for piece in pieces for delta in piece[2]]
-        if is_done and choice.parser is not None:
+        if generation is not None and choice.parser is not None:
             deltas += choice.parser.finish()
-        if not (token_ids or is_done):
+        if not (token_ids or generation):
             return []
         chunks: list[JsonObject] = []
         if not choice.has_begun:
@@ -181,12 +161,12 @@ class Responses:
             chunks.append(chunk)
         choice.sent_tokens += len(token_ids)
         choice.deltas += deltas
-        if is_done:
+        if generation is not None:
             choice.has_ended = True
             message = parsed_message(choice.deltas)
             if request.is_chat:
-                self._remember(choice, message.as_message())
-            reason = _finish_reason(choice.generation.finish_reason, calls_tools=bool(message.tool_calls))
+                self.codec.remember(choice.prompt, generation.token_ids, message.as_message())
+            reason = _finish_reason(generation.finish_reason, calls_tools=bool(message.tool_calls))
             chunks.append(_chunk(call, choice, _body(call, []), finish_reason=reason))
         return chunks
 
@@ -201,8 +181,7 @@ class Responses:
             entry["logprobs"] = self._logprobs(call, token_ids, logprobs, tops)
         if request.wants_ids:
             entry["token_ids"] = token_ids
-            if not request.is_chat and not choice.is_prompt_sent:
-                choice.is_prompt_sent = True
+            if not request.is_chat and not choice.sent_tokens:
                 entry["prompt_token_ids"] = choice.prompt
 
 

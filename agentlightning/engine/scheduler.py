@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -48,21 +48,13 @@ class _NewWeights:
 class InferenceEngine:
     """Samples from one model for many callers. `start` it, and `close` it."""
 
-    def __init__(
-        self,
-        model: CausalModel,
-        *,
-        max_sequences: int = 64,
-        max_length: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, model: CausalModel, *, max_sequences: int = 64, max_length: int | None = None) -> None:
         """Prepare; nothing runs before `start`.
 
         Args:
             model: Belongs to the engine from now on.
             max_sequences: Sampled together at most; others wait.
             max_length: Tokens of prompt and answer together, if fewer than the model can take; EngineError for more.
-            clock: For the statistics.
         """
         if max_sequences < 1:
             raise EngineError(f"max_sequences is {max_sequences}; at least 1 is needed.")
@@ -76,7 +68,6 @@ class InferenceEngine:
         self.max_sequences = max_sequences
         self.version = 0
         """Of the weights that are sampled from; 0 until `load_weights`."""
-        self._clock = clock
         self._batch = Batch(model, slots=max_sequences, length=self.max_length)
         self._shapes = model.state_shapes()
         self._draw = random.Random().random
@@ -120,7 +111,6 @@ class InferenceEngine:
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> "Future[None]":
         """Sample from other weights, from the next step on; EngineError in the future, and nothing changed, if they
         do not fit the model. They are looked through here, which for large models takes a while, and not in a round."""
-        self._refuse_if_closed()
         new = _NewWeights(version, tensors)
         try:
             check_shapes(tensors, self._shapes)
@@ -161,26 +151,22 @@ class InferenceEngine:
         return self.model.name
 
     def start_serving(self) -> None:
-        """Run rounds in the running event loop if the model's steps are short, else in a thread."""
-        if is_small(self.model):
-            self.start_in_loop()
-        else:
+        """Run rounds in the running event loop, between its looks at its sockets, if the model's steps are short."""
+        if not is_small(self.model):
             self.start()
-
-    def start(self) -> None:
-        """Run rounds in a thread of the engine's own."""
-        self._refuse_if_started()
-        self._thread = threading.Thread(target=self._run, name="agl-engine", daemon=True)
-        self._thread.start()
-
-    def start_in_loop(self) -> None:
-        """Run rounds in the running event loop, between its looks at its sockets; for models whose steps are short."""
+            return
         self._refuse_if_started()
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         with self._changing:
             if self._has_work():
                 self._wake()
+
+    def start(self) -> None:
+        """Run rounds in a thread of the engine's own."""
+        self._refuse_if_started()
+        self._thread = threading.Thread(target=self._run, name="agl-engine", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """End; requests that have no answer yet get an EngineError. In loop mode, called in that loop."""
@@ -231,7 +217,7 @@ class InferenceEngine:
 
     def _round(self) -> None:
         """Take over weights, let sequences in and out, and sample one token for each."""
-        began = self._clock()
+        began = time.monotonic()
         try:
             self._take_weights()
             with torch.inference_mode():
@@ -243,7 +229,7 @@ class InferenceEngine:
         except Exception as error:  # a mistake of ours: its victims hear of it, the next ones are served
             logger.exception("A round of the engine failed.")
             self._batch.fail_all(EngineError(f"A round of the engine failed: {error!r}"))
-        self._busy_seconds += self._clock() - began
+        self._busy_seconds += time.monotonic() - began
 
     def _take_weights(self) -> None:
         while self._weights:
@@ -254,19 +240,16 @@ class InferenceEngine:
                     self.model.load_state(new.tensors)
                 if self.model.device.type == "cuda":
                     torch.cuda.synchronize(self.model.device)  # the memory may be the trainer's, which goes on then
-            except EngineError as error:
-                new.taken.set_exception(error)
-                continue
             except Exception as error:  # noqa: BLE001 # is raised where the weights came from
-                failure = EngineError(f"The weights of version {new.version} could not be loaded: {error!r}")
+                failure = EngineError(f"The weights of version {new.version} could not be loaded: {error}")
                 failure.__cause__ = error
                 new.taken.set_exception(failure)
-                continue
+            else:
+                self.version = new.version
+                self._loads += 1
+                new.taken.set_result(None)
             finally:
                 self._batch.forget_prefixes()
-            self.version = new.version
-            self._loads += 1
-            new.taken.set_result(None)
 
     def _admissible(self) -> list[SequenceState]:
         """Those who find a slot now, first come, first served; only so many that the others do not wait long."""

@@ -11,8 +11,8 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -139,10 +139,7 @@ class EngineApp:
             path = _path(request)
             self._admit(path, request.header(b"authorization"))
             verb = "GET" if scope["method"] == "HEAD" else scope["method"]
-            found = self._routes.find(verb, path)
-            if found is None:
-                raise self._unknown(verb, path)
-            endpoint, values = found
+            endpoint, values = self._endpoint(verb, path)
             response = await endpoint(request, send, values)
         except AgentLightningError as error:
             response = _error_response(error)
@@ -164,18 +161,19 @@ class EngineApp:
         if not hmac.compare_digest(shown.encode("latin-1"), f"Bearer {key}".encode()):
             raise _Refused(401, "The key is missing or wrong.", "invalid_api_key")
 
-    def _unknown(self, verb: str, path: bytes) -> _Refused:
+    def _endpoint(self, verb: str, path: bytes) -> tuple[Endpoint, dict[str, str]]:
+        found = self._routes.find(verb, path)
+        if found is not None:
+            return found
         shown = path.decode(errors="replace")
         if verbs := self._routes.verbs(path):
-            return _Refused(405, f"'{shown}' takes {' and '.join(verbs)}, not {verb}.")
-        return _Refused(404, f"There is nothing at '{shown}' for {verb}.")
+            raise _Refused(405, f"'{shown}' takes {' and '.join(verbs)}, not {verb}.")
+        raise _Refused(404, f"There is nothing at '{shown}' for {verb}.")
 
     # ------------------------------------------------------------------ completions
 
     async def _complete(self, request: Request, send: Send, values: dict[str, str]) -> None:
-        is_chat = _path(request) == _CHAT
-        async with self._bodies.read(request, max_bytes=MAX_BODY_BYTES) as body:
-            wanted = await self._bodies.parse(body, lambda body: self._parse(body, is_chat=is_chat))
+        wanted = await self._wanted(request, is_chat=_path(request) == _CHAT)
         if wanted.model is not None and wanted.model != f"agl/{self.name}":
             self._check_model(wanted.model)
         if self._callbacks is None:
@@ -211,12 +209,15 @@ class EngineApp:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _tokenize(self, request: Request, send: Send, values: dict[str, str]) -> Response:
-        async with self._bodies.read(request, max_bytes=MAX_BODY_BYTES) as body:
-            [tokens] = (await self._bodies.parse(body, lambda body: self._parse(body, is_chat=True))).prompts
+        [tokens] = (await self._wanted(request, is_chat=True)).prompts
         return json_response({"count": len(tokens), "tokens": tokens})
 
-    def _parse(self, body: bytes, *, is_chat: bool) -> CompletionRequest:
-        return parse_request(body, self.codec, is_chat=is_chat, max_length=self.engine.max_length)
+    async def _wanted(self, request: Request, *, is_chat: bool) -> CompletionRequest:
+        def parse(body: bytes) -> CompletionRequest:
+            return parse_request(body, self.codec, is_chat=is_chat, max_length=self.engine.max_length)
+
+        async with self._bodies.read(request, max_bytes=MAX_BODY_BYTES) as body:
+            return await self._bodies.parse(body, parse)
 
     # ------------------------------------------------------------------ the model and its weights
 
@@ -269,35 +270,29 @@ class EngineApp:
         return real
 
 
-class _watched:  # noqa: N801 # used as a block, like contextlib's
-    """Ends a call whose client leaves while the block runs, or whose block fails: nobody will read the rest.
+@contextmanager
+def _watched(call: Call, receive: Receive) -> Iterator[None]:
+    """A block that ends a call whose client leaves meanwhile, or that fails: nobody will read the rest."""
+    watching: list[asyncio.Task[None]] = []
 
-    A class, because a generator costs more.
-    """
-
-    def __init__(self, call: Call, receive: Receive) -> None:
-        self._call = call
-        self._receive = receive
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._begin)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        if kind is not None:
-            self._call.cancel()
-
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._watch(), name="agl-engine-watch")
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
             pass
-        self._call.cancel()
+        call.cancel()
+
+    def begin() -> None:
+        watching.append(asyncio.create_task(watch(), name="agl-engine-watch"))
+
+    timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, begin)
+    try:
+        yield
+    except BaseException:
+        call.cancel()
+        raise
+    finally:
+        timer.cancel()
+        for task in watching:
+            task.cancel()
 
 
 def _path(request: Request) -> bytes:

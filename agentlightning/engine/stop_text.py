@@ -5,22 +5,18 @@ ids keep all that was sampled; only the text is cut.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from agentlightning.engine.codec import ContentDelta, Delta, IncrementalParser
+from agentlightning.engine.codec import ChatCodec, ContentDelta, Delta, IncrementalParser
 
 _INCOMPLETE: Final = "\ufffd"
 """What the bytes of an incomplete character are decoded to."""
 
 
-class _Decoder(Protocol):
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-
 class IncrementalDecoder:
     """Decodes token by token; a character that several tokens make up comes whole."""
 
-    def __init__(self, codec: _Decoder) -> None:
+    def __init__(self, codec: ChatCodec) -> None:
         self.token_ids: list[int] = []
         self._codec = codec
         self._decoded = 0
@@ -48,7 +44,7 @@ class IncrementalDecoder:
 class TextParser:
     """An `IncrementalParser` for text without a chat format."""
 
-    def __init__(self, codec: _Decoder) -> None:
+    def __init__(self, codec: ChatCodec) -> None:
         self._decoder = IncrementalDecoder(codec)
 
     def add(self, token_id: int) -> list[Delta]:

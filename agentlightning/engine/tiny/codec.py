@@ -58,6 +58,9 @@ class TinyChatCodec:
     def stream(self, tools: Sequence[ToolDefinition] | None = None) -> "TinyParser":
         return TinyParser(_parameters_by_tool(tools))
 
+    def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int], message: Message) -> None:
+        """Its text says every token."""
+
     def encode(self, text: str) -> list[int]:
         return tokenizer.encode(text)
 

@@ -28,14 +28,14 @@ OLD_RELEASE = re.compile(
 
 CEILINGS = {
     TOP_LEVEL: (1_090, 550),
-    "adapter": (2_440, 1_490),
+    "adapter": (2_380, 1_480),
     "algorithm": (11_740, 7_750),
     "asgi": (800, 550),
     "cli": (4_000, 2_380),
     "dashboard": (90, 40),
     "dialects": (2_250, 1_490),
     "emitter": (740, 440),
-    "engine": (6_400, 4_340),
+    "engine": (6_340, 4_300),
     "events": (1_390, 890),
     "execution": (1_910, 1_260),
     "instrumentation": (4_140, 2_610),

@@ -13,7 +13,7 @@ from agentlightning.errors import PayloadTooLarge
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import attempt as attempt_module
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.tracer import DummyTracer, OtelTracer
+from agentlightning.tracer import OtelTracer
 from agentlightning.types import NamedResources, Rollout, RolloutConfig, RolloutRawResult
 from tests.e2e.server_process import left_behind
 from tests.runner.working import RESOURCES, Answering, Awaiting, stocked_store, until, work_off
@@ -37,23 +37,20 @@ def awaiting(answer: Callable[[Any], Any]) -> Awaiting:
     return Awaiting(coroutine)
 
 
-class Peculiar(BaseException):
-    """Neither an Exception nor one that Python knows."""
+class Unspeakable(BaseException):
+    """Neither an Exception nor one that can be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
 ERRORS = [
-    ValueError("no"),
-    KeyError("missing"),
     SystemExit(3),
     KeyboardInterrupt("pressed"),
     asyncio.CancelledError("from within"),
     GeneratorExit(),
     StopIteration("over"),
-    StopAsyncIteration("over"),
-    MemoryError("full"),
-    RecursionError("deep"),
-    TimeoutError("slow"),
-    Peculiar("odd"),
+    Unspeakable(),
 ]
 
 
@@ -77,7 +74,9 @@ async def test_what_an_agent_raised_is_on_the_attempt_with_its_traceback() -> No
 
     error = await worked.error()
     assert (error["type"], error["message"]) == ("ValueError", "a reason")
-    assert "in answer" in error["traceback"]
+    frames = [line for line in error["traceback"].splitlines() if line.startswith("  File ")]
+    assert "working.py" in frames[0]  # where the agent begins
+    assert frames[-1].endswith("in answer")
     assert await worked.span_names() == ["agentlightning.message", "agentlightning.exception"]
 
 
@@ -85,43 +84,7 @@ async def test_an_endless_traceback_and_message_are_cut() -> None:
     worked = await work_off(Answering(failing_once(ValueError("x" * 1_000_000))), "bad")
 
     error = await worked.error()
-    assert (len(error["traceback"]), len(error["message"])) <= (20_000, 20_000)
-
-
-async def test_an_exception_that_cannot_be_shown_fails_the_attempt_all_the_same() -> None:
-    class Unspeakable(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no words")
-
-    worked = await work_off(Answering(failing_once(Unspeakable())), "bad", "good")
-
-    assert await worked.statuses() == ["failed", "succeeded"]
-
-
-async def test_an_agent_in_a_store_without_resources_gets_an_empty_mapping() -> None:
-    seen: list[NamedResources] = []
-
-    class Looking(LitAgent[Any]):
-        def rollout(self, task: Any, resources: NamedResources, rollout: Rollout) -> float:
-            seen.append(resources)
-            return 1.0
-
-    worked = await work_off(Looking(), store=InMemoryLightningStore())
-
-    assert await worked.statuses() == ["succeeded"]
-    assert seen == [{}]
-
-
-async def test_missing_resources_of_an_id_are_named() -> None:
-    store = await stocked_store()
-    rollout = await store.enqueue_rollout("task", resources_id="rs-lost")
-
-    await work_off(Answering(lambda _: 1.0), "good", store=store, max_rollouts=2)
-
-    attempt = await store.get_latest_attempt(rollout.rollout_id)
-    assert attempt is not None
-    assert attempt.status == "failed"
-    assert "rs-lost" in (attempt.metadata or {})["error"]["message"]
+    assert max(len(error["traceback"]), len(error["message"])) <= 20_000
 
 
 async def test_a_rollout_runs_with_the_resources_it_names() -> None:
@@ -274,27 +237,19 @@ async def test_an_agent_that_forks_a_child_is_done_once() -> None:
 class Refusing(InMemoryLightningStore):
     """Takes no spans."""
 
-    error: Exception = PayloadTooLarge("no spans today")
-
     async def add_many_spans(self, spans: Any) -> Any:
-        raise self.error
+        raise PayloadTooLarge("no spans today")
 
-    async def add_span(self, span: Any) -> Any:
-        raise self.error
-
-    async def add_otel_span(self, *args: Any, **kwargs: Any) -> Any:
-        raise self.error
+    add_span = add_otel_span = add_many_spans  # type: ignore[assignment] # none of them reads its arguments
 
     async def finish_attempt(self, *args: Any, **options: Any) -> Any:
         if options.get("spans"):
-            raise self.error
+            raise PayloadTooLarge("no spans today")
         return await super().finish_attempt(*args, **options)
 
 
-@pytest.mark.parametrize("error", [PayloadTooLarge("large"), RuntimeError("odd")], ids=lambda e: type(e).__name__)
-async def test_lost_spans_are_noted_on_the_attempt(error: Exception) -> None:
+async def test_lost_spans_are_noted_on_the_attempt() -> None:
     store = Refusing()
-    store.error = error
     await store.add_resources(RESOURCES)
 
     def answer(_: Any) -> None:
@@ -344,8 +299,3 @@ async def test_an_agent_may_be_written_in_every_form_and_the_mode_chooses_the_me
     for mode, reward in ((None, 0.75), ("train", training_reward), ("val", 0.75), ("test", 0.75)):
         worked = await work_off(agent(), mode=mode)  # type: ignore[arg-type] # one of the modes
         assert await worked.rewards() == [reward]
-
-
-async def test_an_agent_that_defines_nothing_is_told_what_to_define() -> None:
-    worked = await work_off(LitAgent[Any](), tracer=DummyTracer())
-    assert "must define rollout" in (await worked.error())["message"]

@@ -1,13 +1,10 @@
 """Failures of agents: which are of one kind, what is kept of them, and how they are logged."""
 
-from typing import Any
-
 import pytest
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.runner import failures
 from agentlightning.runner.failures import FailureLog, FailureNote
-from tests.runner.working import Answering, work_off
 
 
 def raised(error: BaseException) -> BaseException:
@@ -43,17 +40,6 @@ def test_failures_of_different_lines_are_of_different_kinds() -> None:
             return error
 
     assert FailureNote.of(raised(ValueError("a"))).kind != FailureNote.of(elsewhere()).kind
-
-
-async def test_the_traceback_on_an_attempt_begins_with_the_agent() -> None:
-    def answer(_: Any) -> None:
-        raise KeyError("lost")
-
-    worked = await work_off(Answering(answer))
-
-    frames = [line for line in (await worked.error())["traceback"].splitlines() if line.startswith("  File ")]
-    assert "working.py" in frames[0]
-    assert frames[-1].endswith("in answer")
 
 
 def test_an_error_of_ours_that_the_agent_has_no_part_in_needs_no_traceback() -> None:

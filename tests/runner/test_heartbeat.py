@@ -13,18 +13,12 @@ from agentlightning.runner.heartbeat import Heartbeat
 from agentlightning.store import InMemoryLightningStore, LightningStoreThreaded
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Worker
-from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, stocked_store, until
+from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, stocked_store, until, work_off
 
 
-def beating_runner(mode: Any, **options: Any) -> LitAgentRunner[Any]:
-    return LitAgentRunner(
-        DummyTracer(),
-        poll_interval=0.05,
-        heartbeat_interval=0.05,
-        interval_jitter=0.01,
-        heartbeat_launch_mode=mode,
-        **options,
-    )
+def beating_runner(mode: Any) -> LitAgentRunner[Any]:
+    options: dict[str, Any] = {"poll_interval": 0.05, "heartbeat_interval": 0.05, "interval_jitter": 0.01}
+    return LitAgentRunner(DummyTracer(), heartbeat_launch_mode=mode, **options)
 
 
 async def seen_worker(store: Any, name: str = "Worker-0") -> Worker:
@@ -33,7 +27,7 @@ async def seen_worker(store: Any, name: str = "Worker-0") -> Worker:
 
 
 @pytest.mark.parametrize("mode", ["thread", "asyncio"])
-async def test_a_worker_tells_of_itself_while_it_is_idle(mode: str) -> None:
+async def test_a_worker_tells_of_itself_while_it_is_idle_and_until_it_ends(mode: str) -> None:
     store = LightningStoreThreaded(await stocked_store())
     event = ThreadingEvent()
     runner = beating_runner(mode)
@@ -51,29 +45,11 @@ async def test_a_worker_tells_of_itself_while_it_is_idle(mode: str) -> None:
     stats = (await seen_worker(store)).heartbeat_stats
     assert stats is not None
     assert {"timestamp", "host", "cpu_usage_pct", "mem_pct", "disk_pct"} <= set(stats)
-
-
-@pytest.mark.parametrize("mode", ["thread", "asyncio"])
-async def test_heartbeats_end_with_the_work(mode: str) -> None:
-    store = LightningStoreThreaded(await stocked_store())
-    await store.enqueue_rollout("task")
-    runner = beating_runner(mode, max_rollouts=1)
-
-    with runner.run_context(agent=Answering(lambda _: None), store=store):
-        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
-
-    names = (
-        {task.get_name() for task in asyncio.all_tasks() if not task.cancelling()}
-        if hasattr(asyncio.Task, "cancelling")
-        else set()
-    )
-    assert not any("heartbeat-Worker-0" in name for name in names)
+    await until(lambda: not any("heartbeat-Worker-0" in task.get_name() for task in asyncio.all_tasks()))
     assert not any("heartbeat-Worker-0" in thread.name for thread in threading.enumerate())
 
 
 async def test_heartbeats_go_on_while_an_agent_blocks_the_loop() -> None:
-    store = LightningStoreThreaded(await stocked_store())
-    await store.enqueue_rollout("task")
     beats: list[float] = []
 
     class Counting(LightningStoreThreaded):
@@ -87,41 +63,15 @@ async def test_heartbeats_go_on_while_an_agent_blocks_the_loop() -> None:
             time.sleep(0.02)  # noqa: ASYNC251 # that is what is wrong with it
         return 1.0
 
-    runner = beating_runner("thread", max_rollouts=1)
-    with runner.run_context(agent=Awaiting(answer), store=Counting(store)):
-        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS + 5)
+    await work_off(Awaiting(answer), store=Counting(await stocked_store()), heartbeat_interval=0.05)
 
     assert len(beats) >= 3
 
 
-@pytest.mark.parametrize("interval", [0, -1])
-async def test_no_heartbeats_may_be_asked_for(interval: float) -> None:
-    store = await stocked_store()
-    await store.enqueue_rollout("task")
-    runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer(), heartbeat_interval=interval, max_rollouts=1)
+async def test_no_heartbeats_may_be_asked_for() -> None:
+    worked = await work_off(Answering(lambda _: None), heartbeat_interval=0)
 
-    with runner.run_context(agent=Answering(lambda _: None), store=store):
-        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
-
-    assert (await seen_worker(store)).last_heartbeat_time is None
-
-
-async def test_a_worker_is_busy_while_it_works_and_idle_afterwards() -> None:
-    store = await stocked_store()
-    rollout = await store.enqueue_rollout("task")
-    seen: list[Worker] = []
-
-    async def answer(_: Any) -> float:
-        seen.append(await seen_worker(store, "Worker-7"))
-        return 1.0
-
-    runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer(), heartbeat_interval=0, max_rollouts=1)
-    with runner.run_context(agent=Awaiting(answer), store=store, worker_id=7):
-        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
-
-    assert (seen[0].status, seen[0].current_rollout_id) == ("busy", rollout.rollout_id)
-    after = await seen_worker(store, "Worker-7")
-    assert (after.status, after.current_rollout_id) == ("idle", None)
+    assert (await seen_worker(worked.store)).last_heartbeat_time is None
 
 
 @pytest.mark.parametrize("mode", ["thread", "asyncio"])

@@ -44,7 +44,7 @@ class Failing(Hook):
         raise RuntimeError("trace end")
 
     async def on_rollout_end(self, **_: Any) -> None:
-        raise RuntimeError("end")
+        raise SystemExit(3)
 
 
 class Telling(LitAgent[Any]):
@@ -69,32 +69,6 @@ class Telling(LitAgent[Any]):
         return None
 
 
-async def test_hooks_are_told_in_order() -> None:
-    log: list[str] = []
-
-    def answer(_: Any) -> None:
-        log.append("agent")
-        emit_message("hello")
-
-    await work_off(Answering(answer), hooks=[Noting(log, "a"), Noting(log, "b")])
-
-    assert log == [
-        *("a rollout start", "b rollout start", "a trace start", "b trace start", "agent"),
-        *("a trace end", "b trace end", "a rollout end with 1", "b rollout end with 1"),
-    ]
-
-
-async def test_hooks_are_told_of_a_rollout_that_fails() -> None:
-    log: list[str] = []
-
-    def answer(_: Any) -> None:
-        raise ValueError("no")
-
-    await work_off(Answering(answer), hooks=[Noting(log)])
-
-    assert log == ["hook rollout start", "hook trace start", "hook trace end", "hook rollout end with 1"]
-
-
 async def test_the_status_is_written_after_the_hooks_were_told() -> None:
     seen: list[str] = []
 
@@ -114,8 +88,7 @@ async def test_a_hook_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCa
 
     worked = await work_off(Answering(lambda _: 1.0), hooks=[Failing(), Noting(log)])
 
-    assert await worked.statuses() == ["succeeded"]
-    assert await worked.rewards() == [1.0]
+    assert (await worked.statuses(), await worked.rewards()) == (["succeeded"], [1.0])
     assert len(log) == 4
     assert caplog.text.count("Hook Failing.") == 4
 
@@ -133,23 +106,23 @@ async def test_what_a_hook_emits_around_the_agent_is_in_its_trace() -> None:
     assert len(await worked.span_names()) == 3
 
 
-async def test_an_agent_s_own_callbacks_come_before_the_hooks() -> None:
+async def test_hooks_are_told_in_order_and_after_the_agent_s_own_callbacks() -> None:
     log: list[str] = []
 
-    await work_off(Telling(log), "the task", mode="train", hooks=[Noting(log)])
+    await work_off(Telling(log), "the task", mode="train", hooks=[Noting(log, "a"), Noting(log, "b")])
 
     assert log == [
-        *("agent start the task train", "hook rollout start", "hook trace start", "agent"),
-        *("hook trace end", "agent end True", "hook rollout end with 1"),
+        *("agent start the task train", "a rollout start", "b rollout start", "a trace start", "b trace start"),
+        *("agent", "a trace end", "b trace end", "agent end True", "a rollout end with 1", "b rollout end with 1"),
     ]
 
 
-async def test_an_agent_is_told_of_the_end_of_a_rollout_that_failed() -> None:
+async def test_agent_and_hooks_are_told_of_the_end_of_a_rollout_that_failed() -> None:
     log: list[str] = []
 
-    await work_off(Telling(log, ValueError("no")))
+    await work_off(Telling(log, ValueError("no")), hooks=[Noting(log)])
 
-    assert log[-1] == "agent end True"
+    assert log[-3:] == ["hook trace end", "agent end True", "hook rollout end with 2"]
 
 
 async def test_an_agent_s_own_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,5 +142,6 @@ async def test_a_hook_is_told_of_no_end_without_a_start() -> None:
 
     worked = await work_off(Answering(lambda _: 1.0), row, hooks=[Noting(log)])
 
-    assert await worked.statuses() == ["failed"]  # before it began: its resources are missing
+    assert await worked.statuses() == ["failed"]  # before it began
+    assert "Resources 'missing' are missing" in (await worked.error())["message"]
     assert log == []

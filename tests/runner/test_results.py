@@ -89,13 +89,14 @@ async def test_a_number_is_stored_once_as_the_reward(
 
 
 async def test_rewards_are_stored_with_every_tracer(any_tracer: Tracer) -> None:
-    results: list[Any] = [0.25, True, {"speed": 0.5, "reward": 0.75}, "text"]
+    results: list[Any] = [0.25, True, {"speed": 0.5, "reward": 0.75}, "text", None]
 
-    worked = await work_off(Answering(lambda number: results[number]), *range(4), tracer=any_tracer)
+    worked = await work_off(Answering(lambda number: results[number]), *range(5), tracer=any_tracer)
 
-    assert await worked.statuses() == ["succeeded"] * 4
-    assert [await worked.rewards(number) for number in range(4)] == [[0.25], [1.0], [0.75], []]
+    assert await worked.statuses() == ["succeeded"] * 5
+    assert [await worked.rewards(number) for number in range(5)] == [[0.25], [1.0], [0.75], [], []]
     assert (await worked.rollout(3)).output == "text"
+    assert await worked.span_names(4) == []
 
 
 @pytest.mark.parametrize(
@@ -110,13 +111,6 @@ async def test_a_reward_that_is_not_finite_is_refused_in_words(result: Any, word
     assert words in (await worked.error())["message"]
 
 
-async def test_nothing_returned_stores_nothing(any_tracer: Tracer) -> None:
-    worked = await work_off(Answering(lambda _: None), tracer=any_tracer)
-
-    assert await worked.statuses() == ["succeeded"]
-    assert await worked.span_names() == []
-
-
 @pytest.mark.parametrize(
     ("result", "output"),
     [
@@ -124,10 +118,8 @@ async def test_nothing_returned_stores_nothing(any_tracer: Tracer) -> None:
         ({"text": "why", "score": 1}, {"text": "why", "score": 1}),
         ({}, {}),
         ((1.0,), [1.0]),
-        (["text"], ["text"]),
         ([{"name": "span"}], [{"name": "span"}]),
         ([None], [None]),
-        (b"x", "b'x'"),
     ],
     ids=repr,
 )
@@ -200,9 +192,8 @@ async def test_a_success_without_an_output_takes_that_of_an_earlier_attempt_away
     assert ((await worked.rollout()).status, (await worked.rollout()).output) == ("succeeded", None)
 
 
-async def test_an_empty_list_succeeds_with_a_warning(any_tracer: Tracer, caplog: pytest.LogCaptureFixture) -> None:
-    worked = await work_off(Answering(lambda _: []), tracer=any_tracer)
-
+async def test_an_empty_list_succeeds_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    worked = await work_off(Answering(lambda _: []))
     assert await worked.statuses() == ["succeeded"]
     assert "empty list" in caplog.text
 
@@ -255,7 +246,7 @@ async def test_returned_otel_spans_that_were_traced_are_stored_once(kind: str) -
     assert sorted(await worked.span_names()) == ["core", "mine"]
 
 
-@pytest.mark.parametrize("other", [0.5, "text", {"name": "span"}, None], ids=repr)
+@pytest.mark.parametrize("other", [0.5, None], ids=repr)
 async def test_a_list_of_spans_and_others_fails_the_attempt_in_words(other: Any) -> None:
     worked = await work_off(Answering(lambda _: [core_span("one"), other]))
 

@@ -236,9 +236,9 @@ class AttemptRun:
     async def _call_agent(self, resources: NamedResources) -> RolloutRawResult:
         """Run the agent for as long as the rollout allows."""
         loop, limit = asyncio.get_running_loop(), self.rollout.config.timeout_seconds
-        # Settled by the agent's task itself, or by the clock: to wait for the task takes the loop another round.
-        is_over = loop.create_future()
-        work = loop.create_task(self._work(resources, is_over))
+        is_over = loop.create_future()  # `asyncio.wait` would take longer than all else here
+        work = loop.create_task(self._work(resources))
+        work.add_done_callback(lambda _: _settle(is_over))
         timer = None if limit is None else loop.call_later(limit, _settle, is_over)
         try:
             await is_over
@@ -255,7 +255,7 @@ class AttemptRun:
             raise RolloutFailed("The agent was cancelled from within: something it awaited raised CancelledError.")
         return work.result()
 
-    async def _work(self, resources: NamedResources, is_over: "asyncio.Future[None]") -> RolloutRawResult:
+    async def _work(self, resources: NamedResources) -> RolloutRawResult:
         rollout, context = self.rollout, self.context
         # A rollout that was enqueued as a `Task` reaches the agent as one.
         is_task = type(rollout.input) is Task or isinstance((rollout.metadata or {}).get(TASK_ROW), dict)
@@ -271,8 +271,8 @@ class AttemptRun:
             # Out of a task these would end the event loop, and with it every other rollout.
             raise RolloutFailed(f"The agent raised {type(error).__name__}: {error}") from error
         finally:
-            end_attempt = functools.partial(_settle, is_over)
-            end_attempt() if self.slot is None else self.slot.release(end_attempt)
+            if self.slot is not None:
+                self.slot.release()
 
     async def _call_hooks(self, name: str, **arguments: object) -> None:
         for hook in self.context.hooks:

@@ -91,9 +91,6 @@ class WorkerPool:
         """Claims without a slot, and since when they wait."""
         self._ahead = ClaimAhead()
         self._timer: asyncio.TimerHandle | None = None
-        self._endings: deque[Callable[[], None]] = deque()
-        self._has_ended_one = False
-        """Whether an attempt was ended in this round of the event loop."""
         self._has_changed = asyncio.Event()
         self._is_cancelled = False
         self._error: BaseException | None = None
@@ -200,19 +197,9 @@ class WorkerPool:
         self._working += 1
         return self._waiting.popleft()[0]
 
-    def end_agent(self, seconds: float, end_attempt: Callable[[], None]) -> bool:
-        """Free the slot of an agent that ran this long; returns whether to claim another as its attempt is finished.
-
-        Args:
-            end_attempt: Called when it is time to finish the attempt.
-        """
-        if self._size > 1:
-            self._ahead.note_agent(seconds)
-            self._endings.append(end_attempt)
-            if not self._has_ended_one:
-                self._end_one()
-        else:
-            end_attempt()
+    def end_agent(self, seconds: float) -> bool:
+        """Free the slot of an agent that ran this long; returns whether to claim another as its attempt is finished."""
+        self._ahead.note_agent(seconds)
         self._working -= 1
         if self._waiting:
             self._fill()
@@ -222,16 +209,6 @@ class WorkerPool:
         if room - is_claiming > ahead // 2:
             self._has_changed.set()
         return is_claiming
-
-    def _end_one(self) -> None:
-        """End one attempt in each round of the event loop.
-
-        Finishing many attempts together would fill one round, and agents that could start would wait for it.
-        """
-        self._has_ended_one = bool(self._endings)
-        if self._endings:
-            self.loop.call_soon(self._end_one)
-            self._endings.popleft()()
 
     def end_attempt(self, following: Claim | None, seconds: float) -> None:
         """An attempt that was to claim another is finished, this long after its agent had ended."""
@@ -312,13 +289,11 @@ class Slot:
         self._is_taken = True
         self._claims_next = False
 
-    def release(self, end_attempt: Callable[[], None]) -> None:
-        """Free the slot: the agent has ended. `end_attempt` is called when its attempt is to be finished."""
-        if not self._is_taken:
-            end_attempt()
-            return
-        began, self._since, self._is_taken = self._since, self._pool.loop.time(), False
-        self._claims_next = self._pool.end_agent(self._since - began, end_attempt)
+    def release(self) -> None:
+        """Free the slot: the agent has ended."""
+        if self._is_taken:
+            began, self._since, self._is_taken = self._since, self._pool.loop.time(), False
+            self._claims_next = self._pool.end_agent(self._since - began)
 
     @property
     def claims_next(self) -> bool:
@@ -327,7 +302,6 @@ class Slot:
 
     def close(self, following: Claim | None) -> None:
         """The attempt is finished, and this was claimed in the same step."""
-        if self._is_taken:
-            self.release(lambda: None)
+        self.release()
         if self._claims_next:
             self._pool.end_attempt(following, self._pool.loop.time() - self._since)

@@ -11,7 +11,6 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, get_args
 
@@ -439,7 +438,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     ) -> None:
         has_left = MultiprocessingEvent(ctx=ctx)
         guarded = OrphanedQueueGuard(algorithm, has_left.is_set, getattr(runner, "owns_worker", None))
-        served = _ServedToTheEnd(guarded, has_left, self.graceful_timeout)
+        served = functools.partial(_serve_to_the_end, guarded, has_left, self.graceful_timeout)
         process = self._spawn_algorithm_process(served, store, stop, ctx=ctx)
         self.release_port()
 
@@ -460,16 +459,10 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self._check_process_exitcodes([process])
 
 
-@dataclass(frozen=True)
-class _ServedToTheEnd:
-    """An algorithm in a process of its own; when it is done, it stops the runner and serves it until it has left."""
-
-    algorithm: AlgorithmBundle
-    has_left: ExecutionEvent
-    patience_seconds: float
-
-    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
-        await self.algorithm(store, event)
-        event.set()
-        interval_seconds = POLL_SECONDS / 4
-        await until(self.has_left.is_set, timeout_seconds=self.patience_seconds, interval_seconds=interval_seconds)
+async def _serve_to_the_end(
+    algorithm: AlgorithmBundle, has_left: ExecutionEvent, seconds: float, store: LightningStore, event: ExecutionEvent
+) -> None:
+    """Run an algorithm in a process of its own; when it is done, stop the runner and serve it until it has left."""
+    await algorithm(store, event)
+    event.set()
+    await until(has_left.is_set, timeout_seconds=seconds, interval_seconds=POLL_SECONDS / 4)

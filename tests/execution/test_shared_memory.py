@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentlightning.execution import ExecutionEvent, ExecutionStrategy, SharedMemoryExecutionStrategy, ThreadingEvent
+from agentlightning.execution.events import run_until_stopped
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded
 
 NAMES = ("runner-", "algorithm")
@@ -221,8 +222,8 @@ def test_threads_that_do_not_end_are_left_behind_and_named(caplog: pytest.LogCap
 
 
 async def run_with(work: Any, event: ThreadingEvent, **options: Any) -> Any:
-    strategy = of_algorithm(**options)
-    return await strategy._run_until_completed_or_canceled(work, event)
+    grace = options["graceful_delay"]
+    return await run_until_stopped(work, event.is_set, grace, abandon_seconds=grace, poll_seconds=0.01)
 
 
 async def test_what_completes_in_its_grace_gives_its_result(caplog: pytest.LogCaptureFixture) -> None:
@@ -273,21 +274,6 @@ async def test_what_ignores_being_cancelled_is_abandoned(caplog: pytest.LogCaptu
     assert "did not stop after cancellation; abandoning task" in caplog.text
 
 
-@pytest.mark.parametrize("has_queue", [True, False])
-def test_a_side_that_fails_sets_the_event_and_is_queued_and_raised(has_queue: bool) -> None:
-    event = ThreadingEvent()
-    failures: queue.SimpleQueue[BaseException] | None = queue.SimpleQueue() if has_queue else None
-
-    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-        raise KeyError("algorithm")
-
-    with pytest.raises(KeyError):
-        of_algorithm()._run_algorithm(algorithm, InMemoryLightningStore(), event, failures)
-
-    assert event.is_set()
-    assert failures is None or isinstance(failures.get_nowait(), KeyError)
-
-
 def test_a_side_that_is_cancelled_from_within_is_no_failure() -> None:
     event = ThreadingEvent()
 
@@ -296,6 +282,6 @@ def test_a_side_that_is_cancelled_from_within_is_no_failure() -> None:
 
     failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
-    of_algorithm()._run_runner(runner, InMemoryLightningStore(), 0, event, failures)
+    of_algorithm()._run_side(runner, (InMemoryLightningStore(), 0), event, failures)
 
     assert failures.empty()

@@ -93,14 +93,9 @@ def _chosen_agent() -> dict[str, str]:
 
 def rewards_of_result(result: object) -> dict[str, float] | None:
     """The rewards by name, the primary one first; None if the result is something else."""
-    if isinstance(result, float):
-        return {_PRIMARY_NAMES[0]: result}
     if not isinstance(result, Mapping):
         reward = _number(result)
-        if reward is None:
-            return None
-        logger.debug("The agent returned %r, which is taken as the reward %s.", result, reward)
-        return {_PRIMARY_NAMES[0]: reward}
+        return None if reward is None else {_PRIMARY_NAMES[0]: reward}
     rewards = {str(name): number for name, value in result.items() if (number := _number(value)) is not None}
     if not rewards or len(rewards) < len(result):
         return None

@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 PREPARED_SECONDS: Final = 0.01
 """How often a runner looks whether it may begin, which delays every training."""
 REPORT_SECONDS: Final = 30.0
+"""Between two reports of a training to its run."""
 VERDICT_SECONDS: Final = 30.0
 """How long reading a run for its verdict may take."""
-"""Between two reports of a training to its run."""
 
 
 @dataclass

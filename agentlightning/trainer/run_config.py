@@ -8,13 +8,14 @@ Whoever may read the store reads it, so nothing enters that looks like a secret.
 import dataclasses
 import enum
 import inspect
+import itertools
 import json
 import math
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -92,10 +93,11 @@ def _plain(value: object, name: str = "", level: int = 0) -> Any:
         return _path(value)
     fields = _fields(value)
     if fields is not None and level < MOST_LEVELS:
-        entries = {_text(str(key)): _plain(item, str(key), level + 1) for key, item in _first(fields.items())}
+        first = itertools.islice(fields.items(), MOST_ENTRIES)
+        entries = {_text(str(key)): _plain(item, str(key), level + 1) for key, item in first}
         return {**entries, "…": f"{len(fields) - MOST_ENTRIES} more"} if len(fields) > MOST_ENTRIES else entries
     if isinstance(value, (list, tuple, set, frozenset)) and level < MOST_LEVELS:
-        items = [_plain(item, name, level + 1) for item in _first(value)]
+        items = [_plain(item, name, level + 1) for item in itertools.islice(value, MOST_ENTRIES)]
         return [*items, f"… {len(value) - MOST_ENTRIES} more"] if len(value) > MOST_ENTRIES else items
     return _path(type(value))
 
@@ -109,10 +111,6 @@ def _fields(value: object) -> Mapping[object, object] | None:
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
     return None
-
-
-def _first(items: Iterable[object]) -> list[Any]:
-    return [item for _, item in zip(range(MOST_ENTRIES), items, strict=False)]
 
 
 def _path(kind: object) -> str:

@@ -1,7 +1,6 @@
 """Programs as agents: what they are told, what becomes of what they say, and how they end."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,18 +31,6 @@ with OpenAI() as client:
 answer = told.choices[0].message.content
 print("answer:", answer)
 print(json.dumps({"reward": float(answer == task["expected"])}))
-"""
-
-NODE_PROGRAM = """
-const task = JSON.parse(require("fs").readFileSync("/dev/stdin", "utf8"));
-fetch(process.env.OPENAI_BASE_URL + "/chat/completions", {
-  method: "POST",
-  headers: { "content-type": "application/json", authorization: "Bearer " + process.env.OPENAI_API_KEY },
-  body: JSON.stringify({ model: process.env.AGL_MODEL, messages: [{ role: "user", content: task.question }] }),
-}).then((answer) => answer.json()).then((told) => {
-  console.log(told.choices[0].message.content);
-  require("fs").writeFileSync(process.env.AGL_REWARD_FILE, "0.25");
-});
 """
 
 OTEL_PROGRAM = """
@@ -103,31 +90,6 @@ async def test_a_program_with_the_openai_sdk_needs_no_configuration(
 
     assert (outcome.error, outcome.reward) == (None, 1.0)
     assert stub_model.requests[0].text == "Hello there"
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-async def test_a_node_script_is_an_agent(workbench: Workbench, stub_model: StubModel, tmp_path: Path) -> None:
-    script = tmp_path / "agent.js"
-    script.write_text(NODE_PROGRAM)
-
-    outcome = await workbench.run(
-        CommandAgent(["node", script]), {"question": "Hi Node"}, resources=served_by(stub_model)
-    )
-
-    assert (outcome.error, outcome.reward, outcome.text("stdout")) == (None, 0.25, "Hi Node\n")
-
-
-async def test_spans_of_an_instrumented_program_reach_its_attempt() -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
-    await server.start()
-    try:
-        outcome = await Workbench(server).run(python(OTEL_PROGRAM))
-    finally:
-        await server.stop()
-
-    assert outcome.error is None
-    assert outcome.span("inside").attempt_id == outcome.attempt.attempt_id
 
 
 async def test_a_program_gets_a_token_for_its_attempt_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

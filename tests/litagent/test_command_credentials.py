@@ -100,19 +100,6 @@ async def test_without_a_claim_s_token_a_runner_s_is_not_handed_on(
     assert "agl1." not in caplog.text
 
 
-async def test_a_runner_with_the_master_token_signs_without_a_claim(
-    server: LightningStoreServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AGL_STORE_TOKEN", MASTER)
-    store = LightningStoreClient(server.endpoint)
-
-    outcome = await Workbench(store).run(saving(tmp_path))
-    await store.close()
-
-    told = json.loads((tmp_path / outcome.attempt.rollout_id).read_text())
-    assert verify_token(MASTER, told["AGL_STORE_TOKEN"], time.time()).attempt_id == outcome.attempt.attempt_id
-
-
 # ---------------------------------------------------------------------- what is inherited
 
 SECRETS = {

@@ -113,14 +113,6 @@ def test_of_several_the_first_is_used_and_named(caplog: pytest.LogCaptureFixture
     assert "second" in caplog.text
 
 
-def test_an_unknown_parameter_fails_when_it_is_called() -> None:
-    @rollout
-    def agent(task: str, llm: LLM, surprise: int) -> None: ...
-
-    with pytest.raises(TypeError, match="surprise"):
-        calling(agent, {"main": MODEL})
-
-
 # ---------------------------------------------------------------------- proxies
 
 

@@ -64,11 +64,6 @@ def test_an_agent_knows_whether_it_is_written_as_coroutines(kind: type[LitAgent[
     assert kind().is_async() is is_async
 
 
-def test_training_and_validation_are_the_rollout_unless_they_are_defined() -> None:
-    agent = Plain()
-    assert agent.training_rollout("task", {}, ROLLOUT) == agent.validation_rollout("task", {}, ROLLOUT) == 0.5
-
-
 def test_validation_does_not_go_through_training() -> None:
     with pytest.raises(NotImplementedError):
         asyncio.run(AsyncToTrain().validation_rollout_async("task", {}, ROLLOUT))

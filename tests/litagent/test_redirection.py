@@ -24,20 +24,13 @@ from agentlightning.litagent.invocation import call_agent, method_of
 from agentlightning.litagent.redirection import redirecting, router_for
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
-from agentlightning.types.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
+from agentlightning.types.attempt_keys import derive_attempt_key
 from agentlightning.utils.daemon_threads import DaemonThreads
 from tests.instrumentation.sdk_calls import CHAT
 from tests.stub_model.server import StubModel, running
 
 SECRET = "agl-proxy-0123456789"
 OWN_KEY = "sk-very-secret"
-KNOWN_AT_IMPORT = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key=OWN_KEY, max_retries=0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def closed_in_the_end() -> Iterator[None]:
-    yield
-    KNOWN_AT_IMPORT.close()
 
 
 def rollout_of(number: int = 1) -> AttemptedRollout:
@@ -277,26 +270,6 @@ async def run(agent: Any, resources: NamedResources, threads: DaemonThreads, *, 
             rollout = rollout_of(number)
             method = method_of(agent, "rollout")
             return await call_agent(method, task="task", resources=resources, rollout=rollout, threads=threads)
-
-
-async def test_an_agent_that_knows_only_its_task_reaches_the_proxy(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    def agent(task: str) -> None:
-        with original_client(stub_model) as client:
-            client.chat.completions.create(**CHAT)
-
-    llm = proxied(endpoint=proxy.url, api_key=SECRET, sampling_parameters={"temperature": 0.25})
-    await run(agent, {"llm": llm}, threads)
-
-    assert stub_model.requests == []
-    [request] = proxy.requests
-    assert request.attempt == ("ro-1", "at-1")
-    assert (request.body["model"], request.body["temperature"]) == ("mine", 0.25)
-    key = request.headers["authorization"].removeprefix("Bearer ")
-    assert read_attempt_key(SECRET, key) == AttemptKey("ro-1", "at-1")
-    assert OWN_KEY not in str(request)
-    assert SECRET not in str(request)
 
 
 async def test_an_agent_that_uses_its_resource_is_left_alone(

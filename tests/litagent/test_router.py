@@ -53,14 +53,6 @@ class Coroutine(Plain):
         return self.note("validation", resources)
 
 
-class CoroutineUnderAPlainName(Plain):
-    async def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:  # type: ignore[override]
-        await asyncio.sleep(0)
-        return self.note("any", resources)
-
-    training_rollout = validation_rollout = rollout  # type: ignore[assignment]
-
-
 class TakesOnlyATask(LitAgent[Any]):
     def rollout(self, task: Any) -> float:  # type: ignore[override]
         return 1.0
@@ -74,27 +66,10 @@ def router_of(plain: LitAgent[Any], coroutine: LitAgent[Any], **options: Any) ->
     return AgentRouter({"sql": (kind_is("sql"), plain), "math": (kind_is("math"), coroutine)}, **options)
 
 
-async def test_each_task_goes_to_its_agent(workbench: Workbench) -> None:
-    router = router_of(Plain(0.1), Coroutine(0.2), default=Plain(0.3))
-    rewards = [(await workbench.run(router, {"kind": kind})).reward for kind in ("sql", "math", "other")]
-    assert rewards == [0.1, 0.2, 0.3]
-
-
 async def test_the_first_route_that_matches_is_taken(workbench: Workbench) -> None:
     routes = [Route("never", Plain(0.1), lambda task: False), Route("first", Plain(0.2), lambda task: True)]
     outcome = await workbench.run(AgentRouter([*routes, Route("second", Plain(0.3), lambda task: True)]))
     assert outcome.reward == 0.2
-
-
-@pytest.mark.parametrize(
-    ("agent", "in_main_thread"),
-    [(Plain(), False), (Coroutine(), True), (CoroutineUnderAPlainName(), True)],
-    ids=["plain", "coroutine", "coroutine under a plain name"],
-)
-async def test_an_agent_is_called_as_it_is_written(workbench: Workbench, agent: Plain, in_main_thread: bool) -> None:
-    outcome = await workbench.run(AgentRouter({"it": (lambda task: True, agent)}))
-    assert outcome.error is None
-    assert [is_main for _, _, is_main in agent.seen] == [in_main_thread]
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("train", "training"), ("val", "validation"), (None, "validation")])
@@ -254,19 +229,6 @@ async def test_no_callback_comes_to_anybody_if_no_agent_is_chosen(workbench: Wor
     agent = WithCallbacks()
     outcome = await workbench.run(AgentRouter({"it": (lambda task: False, agent)}))
     assert (outcome.attempt.status, agent.calls) == ("failed", [])
-
-
-async def test_a_callback_that_fails_is_logged_and_fails_nothing(
-    workbench: Workbench, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Failing(Plain):
-        async def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
-            raise ValueError("no")
-
-    outcome = await workbench.run(AgentRouter({"it": (lambda task: True, Failing())}))
-
-    assert outcome.attempt.status == "succeeded"
-    assert "Failing.on_rollout_start failed" in caplog.text
 
 
 # ---------------------------------------------------------------------- what goes wrong

@@ -60,30 +60,18 @@ def test_an_algorithm_offers_what_agents_run_with(kind: type[Algorithm]) -> None
     assert agent.seen == [{**RESOURCES, "offered": OFFERED}] * 2
 
 
-def test_an_algorithm_that_offers_none_leaves_the_latest_resources_of_the_store() -> None:
-    class Nothing(Algorithm):
-        def dev_resources(self) -> None:
-            return None
+@pytest.mark.parametrize(("offer", "seen"), [(None, {"latest": OFFERED}), ({}, {})], ids=["none", "empty"])
+def test_no_offer_leaves_the_latest_resources_of_the_store_and_an_empty_one_does_not(offer: Any, seen: Any) -> None:
+    class Offering(Algorithm):
+        def dev_resources(self) -> Any:
+            return offer
 
     store, agent = InMemoryLightningStore(), Looking()
     asyncio.run(store.add_resources({"latest": OFFERED}))
 
-    a_trainer(algorithm=Nothing(), store=store, initial_resources=None).dev(agent, [1])
+    a_trainer(algorithm=Offering(), store=store, initial_resources=None).dev(agent, [1])
 
-    assert agent.seen == [{"latest": OFFERED}]
-
-
-def test_an_empty_offer_is_no_reason_to_take_the_latest_resources() -> None:
-    class Empty(Algorithm):
-        def dev_resources(self) -> NamedResources:
-            return {}
-
-    store, agent = InMemoryLightningStore(), Looking()
-    asyncio.run(store.add_resources({"latest": OFFERED}))
-
-    a_trainer(algorithm=Empty(), store=store).dev(agent, [1])
-
-    assert agent.seen == [{}]
+    assert agent.seen == [seen]
 
 
 def test_an_offer_that_is_no_mapping_is_told() -> None:
@@ -155,6 +143,7 @@ def test_dev_may_be_followed_by_a_fit() -> None:
     trainer.fit(Halving(), [2])
 
     assert rewards_of(trainer.store) == [0.5, 1.0]
+    assert [run.status for run in runs_of(trainer.store)] == ["succeeded", "succeeded"]
 
 
 def test_an_agent_of_both_kinds_runs_to_its_end() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,12 @@ from agentlightning.store import (
 )
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer
 from agentlightning.trainer import Trainer
-from agentlightning.types import Hook, NamedResources, RolloutRawResult, Run
+from agentlightning.types import NamedResources, Run
 from agentlightning.types.lifecycle import LifecycleState
-from tests.e2e.server_process import ServerProcess, free_port
+from tests.e2e.server_process import free_port
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering
 from tests.store.test_foreign import OldStore
-from tests.trainer.trainings import Halving, a_trainer, over_processes, rewards_of, runs_of, until
+from tests.trainer.trainings import Halving, a_trainer, endless, over_processes, rewards_of, runs_of, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -37,8 +36,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 # ---------------------------------------------------------------------- fits
 
 
-@pytest.mark.parametrize("n_runners", [1, 4])
-@pytest.mark.parametrize("tracer", [OtelTracer, AgentOpsTracer, DummyTracer], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(("n_runners", "tracer"), [(4, OtelTracer), (1, AgentOpsTracer), (4, DummyTracer)])
 def test_a_fit_over_threads_returns_when_the_algorithm_is_done(n_runners: int, tracer: Any) -> None:
     trainer = a_trainer(n_runners=n_runners, tracer=tracer())
 
@@ -48,23 +46,12 @@ def test_a_fit_over_threads_returns_when_the_algorithm_is_done(n_runners: int, t
     assert trainer.state is LifecycleState.STOPPED
 
 
-@pytest.mark.parametrize("n_runners", [1, 4])
-def test_a_fit_over_processes_returns_when_the_algorithm_is_done(n_runners: int) -> None:
-    trainer = over_processes(n=n_runners)
+def test_a_fit_over_processes_returns_when_the_algorithm_is_done() -> None:
+    trainer = over_processes(n=2)
 
     trainer.fit(Halving(), [1, 2, 3, 4], [5])
 
     assert sorted(map(float, rewards_of(trainer.store))) == [0.5, 1.0, 1.5, 2.0, 2.5]  # type: ignore[arg-type] # none is None
-
-
-def test_a_fit_around_a_runner_in_the_main_process_returns(tmp_path: Path) -> None:
-    strategy = ClientServerExecutionStrategy(server_port=free_port(), main_process="runner")
-    trainer = a_trainer(strategy=strategy, store=f"sqlite:///{tmp_path / 'runs.db'}")
-
-    trainer.fit(Halving(), [1, 2])
-
-    assert sorted(map(float, rewards_of(trainer.store))) == [0.5, 1.0]  # type: ignore[arg-type] # none is None
-    asyncio.run(trainer.store.close())
 
 
 @pytest.mark.parametrize("where", ["threads", "processes", "around a runner", "processes that open the file"])
@@ -87,33 +74,6 @@ def test_the_file_of_a_store_alone_holds_a_fit_that_has_ended(tmp_path: Path, wh
         asyncio.run(store.close())
 
 
-def test_a_store_that_was_given_stays_open_after_a_fit(tmp_path: Path) -> None:
-    store = SqliteLightningStore(tmp_path / "runs.db")
-
-    a_trainer(store=store).fit(Halving(), [1, 2])
-
-    assert sorted(map(float, rewards_of(store))) == [0.5, 1.0]  # type: ignore[arg-type] # none is None
-    asyncio.run(store.close())
-
-
-def test_a_trainer_may_fit_again() -> None:
-    trainer = a_trainer()
-
-    trainer.fit(Halving(), [1])
-    trainer.fit(Halving(), [2])
-
-    assert rewards_of(trainer.store) == [0.5, 1.0]
-    assert [run.status for run in runs_of(trainer.store)] == ["succeeded", "succeeded"]
-
-
-def test_dev_needs_no_algorithm() -> None:
-    trainer = a_trainer(algorithm=None)
-
-    trainer.dev(Halving(), [1])
-
-    assert rewards_of(trainer.store) == [0.5]
-
-
 async def test_run_uses_the_registered_agent_and_does_not_block_the_loop() -> None:
     trainer = a_trainer(algorithm=None)
     loop_runs = threading.Event()
@@ -132,10 +92,6 @@ async def test_run_uses_the_registered_agent_and_does_not_block_the_loop() -> No
 
 
 async def test_a_run_that_is_cancelled_stops_the_training() -> None:
-    @algo
-    async def endless(*, store: LightningStore) -> None:
-        await asyncio.sleep(1000)
-
     trainer = a_trainer(algorithm=endless)
     trainer.add_agent(Halving())
 
@@ -144,14 +100,9 @@ async def test_a_run_that_is_cancelled_stops_the_training() -> None:
         await asyncio.sleep(0.01)
     work.cancel()
     await asyncio.wait([work], timeout=PATIENCE_SECONDS)
-    deadline = time.monotonic() + 10
-    while trainer.state is not LifecycleState.STOPPED and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-    state = trainer.state
-    if state is LifecycleState.RUNNING:
-        trainer.stop()
 
-    assert state is LifecycleState.STOPPED
+    assert work.cancelled()
+    assert trainer.state is LifecycleState.STOPPED
 
 
 @pytest.mark.parametrize("n_runners", [1, 2])
@@ -187,10 +138,9 @@ def test_a_plain_algorithm_gets_a_store_that_blocks() -> None:
         ids = [store.enqueue_rollout(task).rollout_id for task in train_dataset]
         seen.extend(rollout.status for rollout in store.wait_for_rollouts(rollout_ids=ids, timeout=PATIENCE_SECONDS))
 
-    a_trainer(algorithm=plain).fit(Halving(), [1, 2])
     over_processes(algorithm=plain).fit(Halving(), [3])
 
-    assert seen == ["succeeded"] * 3
+    assert seen == ["succeeded"]
 
 
 def test_an_algorithm_gets_all_its_parts() -> None:
@@ -216,38 +166,22 @@ def test_an_algorithm_gets_all_its_parts() -> None:
     }
 
 
-def test_every_worker_has_a_runner_and_a_tracer_of_its_own() -> None:
-    seen: set[tuple[int, int, str]] = set()
-    meeting = threading.Barrier(3)
-
-    class Looking(Hook):
-        async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
-            seen.add((id(runner), id(tracer), runner.get_worker_id()))
-
-    def answer(_: Any) -> None:
-        meeting.wait(PATIENCE_SECONDS)
-
-    trainer = a_trainer(n_runners=3, tracer=OtelTracer(), hooks=Looking(), algorithm=Baseline(max_queue_length=9))
-    trainer.fit(Answering(answer), [1, 2, 3])
-
-    assert sorted(name for _, _, name in seen) == ["Worker-0", "Worker-1", "Worker-2"]
-    assert len({runner for runner, _, _ in seen}) == len({tracer for _, tracer, _ in seen}) == 3
-
-
-def test_an_agent_s_runner_is_the_one_that_runs_it() -> None:
-    seen: list[tuple[str, str]] = []
+def test_every_worker_has_a_runner_and_a_tracer_of_its_own_which_its_agent_sees() -> None:
+    seen: list[tuple[Any, Any, str]] = []
     meeting = threading.Barrier(3)
 
     class Looking(LitAgent[Any]):
-        def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> RolloutRawResult:
+        def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> None:
             meeting.wait(PATIENCE_SECONDS)
-            seen.append((self.runner.get_worker_id(), rollout.attempt.worker_id))
+            assert self.runner.get_worker_id() == rollout.attempt.worker_id.partition("@")[0]
+            seen.append((self.runner, self.tracer, self.runner.get_worker_id()))
             meeting.wait(PATIENCE_SECONDS)
-            return None
 
-    a_trainer(n_runners=3, algorithm=Baseline(max_queue_length=9)).fit(Looking(), [1, 2, 3])
+    trainer = a_trainer(n_runners=3, tracer=OtelTracer(), algorithm=Baseline(max_queue_length=9))
+    trainer.fit(Looking(), [1, 2, 3])
 
-    assert [own for own, _ in seen] == [real.partition("@")[0] for _, real in seen]
+    assert sorted(name for _, _, name in seen) == ["Worker-0", "Worker-1", "Worker-2"]
+    assert len({id(runner) for runner, _, _ in seen}) == len({id(tracer) for _, tracer, _ in seen}) == 3
 
 
 def test_asynchronous_agents_of_all_threads_share_one_event_loop() -> None:
@@ -282,30 +216,7 @@ def test_a_store_of_the_0_2_release_will_do(make: Any, runners: str) -> None:
     make(store=store, algorithm=algorithm, **{runners: 2}).fit(Halving())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["shm", "cs"])
-def test_a_store_on_a_server_will_do(strategy: str) -> None:
-    with ServerProcess() as server:
-        trainer = a_trainer(strategy=strategy, store=server.url, port=free_port())
-        trainer.fit(Halving(), [1, 2])
-
-        assert sorted(map(float, rewards_of(trainer.store))) == [0.5, 1.0]  # type: ignore[arg-type] # none is None
-        asyncio.run(trainer.store.close())
-
-
 # ---------------------------------------------------------------------- runs
-
-
-def test_every_fit_is_a_run_with_its_configuration() -> None:
-    trainer = a_trainer(name="mine", n_runners=2)
-
-    trainer.fit(Halving(), [1, 2, 3], [4])
-
-    (run,) = runs_of(trainer.store)
-    assert (run.name, run.status) == ("mine", "succeeded")
-    assert (run.config["n_train"], run.config["n_val"], run.config["n_runners"]) == (3, 1, 2)
-    assert run.config["algorithm"].endswith("Baseline")
-    assert run.summary["seconds"] > 0
 
 
 @pytest.mark.parametrize("make", [a_trainer, over_processes], ids=["threads", "processes"])

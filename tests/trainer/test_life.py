@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import InvalidTransition
-from agentlightning.store import (
-    LightningStore,
-)
+from agentlightning.store import LightningStore
 from agentlightning.types.lifecycle import LifecycleState
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES
 from tests.trainer.trainings import Halving, a_trainer, endless, fitting, over_processes, rewards_of, runs_of, until
@@ -72,30 +70,12 @@ def test_a_paused_training_claims_nothing_until_it_resumes(make: Any) -> None:
     assert not thread.is_alive()
 
 
-def test_a_training_that_does_not_run_cannot_be_paused_or_stopped() -> None:
-    trainer = a_trainer()
-
-    for act in (trainer.pause, trainer.resume, trainer.stop):
-        with pytest.raises(InvalidTransition, match="The trainer is created"):
-            act()
-
-
-def test_a_trainer_fits_once_at_a_time() -> None:
+def test_a_training_is_the_only_one_of_its_trainer_and_ends_also_if_it_is_stopped_while_paused() -> None:
     trainer = a_trainer(algorithm=endless)
     thread = fitting(trainer, Halving())
 
     with pytest.raises(InvalidTransition):
         trainer.fit(Halving())
-    trainer.stop()
-    thread.join(PATIENCE_SECONDS)
-
-    assert not thread.is_alive()
-
-
-def test_a_training_that_is_stopped_while_paused_ends() -> None:
-    trainer = a_trainer(algorithm=endless)
-    thread = fitting(trainer, Halving())
-
     trainer.pause()
     trainer.stop()
     thread.join(PATIENCE_SECONDS)

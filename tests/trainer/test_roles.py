@@ -20,11 +20,16 @@ from agentlightning.utils.daemon_threads import IDLE_SECONDS
 from tests.runner.working import PATIENCE_SECONDS, Answering, until
 
 
-async def test_a_plain_function_that_was_stopped_loses_the_store() -> None:
+def role_of(algorithm: Algorithm, **options: Any) -> AlgorithmRole:
+    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
+    return AlgorithmRole(algorithm, Trainer(progress="off"), flags, **options)
+
+
+@pytest.mark.parametrize("is_function", [True, False], ids=["function", "method"])
+async def test_a_plain_algorithm_that_was_stopped_loses_the_store(is_function: bool) -> None:
     store, has_begun, endings = InMemoryLightningStore(), threading.Event(), queue.SimpleQueue[BaseException]()
 
-    @algo
-    def endless(*, store: Any) -> None:
+    def endless(store: Any) -> None:
         try:
             while True:
                 store.enqueue_rollout(1)
@@ -33,12 +38,15 @@ async def test_a_plain_function_that_was_stopped_loses_the_store() -> None:
             endings.put(error)
             raise
 
-    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
-    role = AlgorithmRole(endless, Trainer(progress="off"), flags)
+    class Endless(Algorithm):
+        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            endless(self.get_store())
+
+    role = role_of(algo(endless) if is_function else Endless())
     running = asyncio.create_task(role(store, ThreadingEvent()))
     assert await asyncio.to_thread(has_begun.wait, PATIENCE_SECONDS)
 
-    flags.stopped.set()
+    role.flags.stopped.set()
     await asyncio.wait_for(running, PATIENCE_SECONDS)
     count = len(await store.query_rollouts())
     ending = await asyncio.to_thread(endings.get, timeout=PATIENCE_SECONDS)
@@ -48,41 +56,13 @@ async def test_a_plain_function_that_was_stopped_loses_the_store() -> None:
     assert len(await store.query_rollouts()) == count
 
 
-async def test_a_plain_run_that_was_stopped_loses_the_store() -> None:
-    has_begun, endings = threading.Event(), queue.SimpleQueue[BaseException]()
-
-    class Endless(Algorithm):
-        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-            try:
-                while True:
-                    store: Any = self.get_store()
-                    store.query_rollouts()
-                    has_begun.set()
-            except BaseException as error:
-                endings.put(error)
-                raise
-
-    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
-    role = AlgorithmRole(Endless(), Trainer(progress="off"), flags)
-    running = asyncio.create_task(role(InMemoryLightningStore(), ThreadingEvent()))
-    assert await asyncio.to_thread(has_begun.wait, PATIENCE_SECONDS)
-
-    flags.stopped.set()
-    await asyncio.wait_for(running, PATIENCE_SECONDS)
-
-    assert isinstance(await asyncio.to_thread(endings.get, timeout=PATIENCE_SECONDS), StoreUnavailable)
-
-
 async def test_a_plain_function_that_fails_leaves_no_thread() -> None:
     @algo
     def failing(*, store: Any) -> None:
         raise ValueError("it never works")
 
-    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
-    role = AlgorithmRole(failing, Trainer(progress="off"), flags)
-
     with pytest.raises(ValueError, match="it never works"):
-        await role(InMemoryLightningStore(), ThreadingEvent())
+        await role_of(failing)(InMemoryLightningStore(), ThreadingEvent())
 
     await until(lambda: not any(t.name.startswith("algorithm") for t in threading.enumerate()), IDLE_SECONDS / 2)
 
@@ -95,8 +75,7 @@ def waiting_role(*, silent_seconds: float) -> AlgorithmRole:
         rollout = await store.enqueue_rollout("task")
         await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
 
-    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
-    return AlgorithmRole(waiting, Trainer(progress="off"), flags, silent_seconds=silent_seconds)
+    return role_of(waiting, silent_seconds=silent_seconds)
 
 
 async def test_a_training_whose_workers_are_all_gone_ends_with_an_error() -> None:

@@ -58,10 +58,6 @@ class FaultyProxy:
         await self.refuse()
         self._reserved.close()
 
-    def lead_to(self, other: "FaultyProxy") -> None:
-        """Connect to another server from now on."""
-        self._upstream_port = other._upstream_port
-
     async def send_again(self) -> None:
         """Let the server have the last request once more, as if a copy had been long on its way; drop its answer."""
         assert self.last_sent is not None

@@ -38,7 +38,3 @@ def test_it_optimises_tells_the_end_and_goes_on_from_its_state(tmp_path: Path) -
     assert written["spent"]["rollouts"] <= 260
     assert again == said
     assert len(state.read_text(encoding="utf-8").splitlines()) == lines
-
-
-def test_help_shows_an_example() -> None:
-    assert "optimise.py --output best.json" in run_example("--help")

@@ -21,7 +21,7 @@ import pytest
 from agentlightning.store import SqliteLightningStore
 from tests import warm_python
 
-STEPS_BEFORE_DEATH = (0, 0, 1, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 30, 45, 70, 100)
+STEPS_BEFORE_DEATH = (0, 1, 2, 3, 5, 8, 13, 21, 45, 90)
 LONGEST_DELAY_SECONDS = 0.01
 """Death comes at a random moment after a step, so that it falls into commits too."""
 

@@ -33,42 +33,21 @@ def test_it_names_the_winner_and_the_store(loop: tuple[Path, str]) -> None:
     assert f"agl store status {path}" in printed
 
 
-async def test_the_best_prompt_is_the_latest_resources(loop: tuple[Path, str]) -> None:
+async def test_its_store_holds_the_best_prompt_the_curve_and_every_reward(loop: tuple[Path, str]) -> None:
     async with SqliteLightningStore(loop[0]) as store:
         latest = await store.get_latest_resources()
+        (run,) = await store.query_runs()
+        points = await store.query_metrics(run.run_id, names=["mean_reward"])
+        rollouts = await store.query_rollouts(status_in=["succeeded"])
+        attempts = [await store.query_attempts(rollout.rollout_id) for rollout in rollouts]
+        rewards = [await store.query_spans(rollout.rollout_id, name=AGL_REWARD) for rollout in rollouts]
 
     assert latest is not None
     prompt = latest.resources["prompt"]
     assert isinstance(prompt, PromptTemplate)
     assert prompt.template == BEST
-
-
-async def test_the_run_succeeded_with_its_curve(loop: tuple[Path, str]) -> None:
-    async with SqliteLightningStore(loop[0]) as store:
-        (run,) = await store.query_runs()
-        points = await store.query_metrics(run.run_id, names=["mean_reward"])
-
     assert (run.status, run.summary["mean_reward"]) == ("succeeded", 1.0)
     assert [round(point.values["mean_reward"], 2) for point in points] == [0.0, 1.0, 0.67]
-
-
-async def test_one_rollout_failed_first_and_was_tried_again(loop: tuple[Path, str]) -> None:
-    async with SqliteLightningStore(loop[0]) as store:
-        rollouts = await store.query_rollouts(status_in=["succeeded"])
-        attempts = [await store.query_attempts(rollout.rollout_id) for rollout in rollouts]
-
     retried = [[attempt.status for attempt in tries] for tries in attempts if len(tries) > 1]
-    assert len(rollouts) == 18
     assert retried == [["failed", "succeeded"]]
-
-
-async def test_every_rollout_has_one_reward(loop: tuple[Path, str]) -> None:
-    async with SqliteLightningStore(loop[0]) as store:
-        rollouts = await store.query_rollouts()
-        rewards = [await store.query_spans(rollout.rollout_id, name=AGL_REWARD) for rollout in rollouts]
-
-    assert [len(spans) for spans in rewards] == [1] * len(rollouts)
-
-
-def test_help_shows_an_example() -> None:
-    assert "first_loop.py --store first_loop.db" in run_example("--help")
+    assert [len(spans) for spans in rewards] == [1] * 18

@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +13,6 @@ import pytest
 from agentlightning.asgi import protocol
 from agentlightning.errors import InvalidToken
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
-from agentlightning.types import PromptTemplate
 from tests.e2e.server_process import ServerProcess, left_behind
 
 TOKEN = "a-secret-that-nobody-guesses-0123456789"
@@ -131,35 +129,6 @@ async def test_client_with_a_wrong_token_is_told_at_once(server: ServerProcess, 
 
 # ---------------------------------------------------------------------- WebSocket
 
-BAD_MESSAGES: dict[str, str | bytes] = {
-    "no-json": "not json",
-    "empty": "",
-    "number": "5",
-    "array-of-numbers": "[1, 2]",
-    "no-id": '{"op": "statistics"}',
-    "text-id": '{"id": "x", "op": "statistics"}',
-    "cancel-of-an-array": '{"cancel": [1]}',
-    "cancel-of-an-object": '{"cancel": {}}',
-    "garbage-gzip": b"\x1f\x8bgarbage",
-    "garbage-bytes": b"\xff\xfe",
-    "deep": "[" * 100_000,
-}
-
-
-@pytest.mark.timeout(40)
-@pytest.mark.parametrize("case", BAD_MESSAGES)
-async def test_bad_message_ends_the_channel_with_a_reason(server: ServerProcess, case: str) -> None:
-    message = BAD_MESSAGES[case]
-
-    async with connected(server.url) as channel:
-        await (channel.send_str(message) if isinstance(message, str) else channel.send_bytes(message))
-        answer = await channel.receive(timeout=5)
-
-    assert answer.type == aiohttp.WSMsgType.CLOSE
-    assert answer.data == aiohttp.WSCloseCode.INVALID_TEXT
-    assert answer.extra
-
-
 BAD_CALLS: dict[str, Any] = {
     "unknown-operation": {"op": "close"},
     "no-name": {"op": ["statistics"]},
@@ -208,36 +177,6 @@ async def test_garbage_frame_ends_the_channel_with_its_code(server: ServerProces
 
     assert answer[0] == 0x88
     assert int.from_bytes(answer[2:], "big") == code
-
-
-@pytest.mark.timeout(40)
-async def test_wrong_token_gets_no_channel(server: ServerProcess) -> None:
-    with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
-        async with connected(server.url, token="wrong"):
-            pass
-
-    assert refusal.value.status == 401
-
-
-@pytest.mark.timeout(60)
-async def test_client_that_never_reads_its_answers_does_not_fill_the_server(server: ServerProcess) -> None:
-    calls, answer_bytes = 2000, 200_000
-    async with LightningStoreClient(server.url, token=TOKEN) as client:
-        await client.add_resources({"prompt": PromptTemplate(template="x" * answer_bytes, engine="f-string")})
-    before = server.memory_bytes
-    reader, writer = await upgraded(server.port)
-    reader._transport.pause_reading()  # type: ignore[attr-defined] # what the system buffers is all that is taken
-
-    largest = before
-    for number in range(calls):
-        message = json.dumps({"id": number, "op": "get_latest_resources"}).encode()
-        writer.write(bytes([0x82, 0x80 | len(message)]) + bytes(4) + message)
-        if number % 100 == 0:
-            await asyncio.sleep(0.05)
-            largest = max(largest, server.memory_bytes)
-    writer.transport.abort()
-
-    assert largest - before < calls * answer_bytes / 4
 
 
 # ---------------------------------------------------------------------- slowness
@@ -292,24 +231,6 @@ async def test_request_that_does_not_arrive_in_time_is_given_up(case: str, monke
 
     assert answer.startswith(expected)
     assert bool(answer) == bool(expected)
-
-
-@pytest.mark.timeout(40)
-async def test_byte_by_byte_body_is_given_up_when_its_time_is_over() -> None:
-    served = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
-    served.app.service.body_timeout_seconds = 0.5
-    await served.start()
-
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(request_bytes(length=1000))
-    dripping = asyncio.create_task(_drip(writer, b" " * 100))
-    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
-    dripping.cancel()
-    await asyncio.gather(dripping, return_exceptions=True)
-    writer.transport.abort()
-    await served.stop()
-
-    assert answer.startswith(b"HTTP/1.1 408 ")
 
 
 # ---------------------------------------------------------------------- means

@@ -202,9 +202,8 @@ async def test_claims_whose_replies_were_lost_together_come_with_the_next_calls(
 
 
 @pytest.mark.timeout(40)
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
-    ("operation", "wait"), [("dequeue_many_rollouts", None), ("claim_rollouts", 1.0)], ids=["at-once", "waiting"]
+    ("transport", "operation", "wait"), [("http", "dequeue_many_rollouts", None), ("ws", "claim_rollouts", 1.0)]
 )
 async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(
     transport: Any, operation: str, wait: float | None
@@ -229,9 +228,8 @@ async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(
 
 
 @pytest.mark.timeout(40)
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
-    ("operation", "wait"), [("dequeue_rollout", 5.0), ("dequeue_many_rollouts", None)], ids=["waiting", "at-once"]
+    ("transport", "operation", "wait"), [("http", "dequeue_rollout", 5.0), ("ws", "dequeue_many_rollouts", None)]
 )
 async def test_claim_of_a_cancelled_caller_goes_back_to_the_queue(
     transport: Any, operation: str, wait: float | None
@@ -294,8 +292,7 @@ async def test_claim_that_a_client_never_heard_of_goes_back_when_it_closes(trans
 
 
 @pytest.mark.timeout(40)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("wait", [None, 0.2], ids=["at-once", "waiting"])
+@pytest.mark.parametrize(("transport", "wait"), [("http", None), ("ws", 0.2)])
 async def test_late_copy_of_a_request_that_found_nothing_takes_no_rollout(transport: Any, wait: float | None) -> None:
     store = InMemoryLightningStore()
 
@@ -354,47 +351,6 @@ async def test_a_subscription_behind_a_cursor_keeps_no_call_waiting(transport: A
         await changes.aclose()
 
     assert seconds < 15
-
-
-@pytest.mark.timeout(40)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_impatience_with_a_subscription_loses_no_notice(transport: Any) -> None:
-    store = InMemoryLightningStore()
-
-    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
-        await proxy.refuse()
-        changes: Any = client.subscribe(["rollout"])
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(anext(changes), 0.2)
-        await proxy.listen()
-        await asyncio.sleep(0.5)
-        await store.enqueue_rollout({"n": 1})
-        notice = await asyncio.wait_for(anext(changes), 30)
-        await changes.aclose()
-
-    assert notice.status == "queuing"
-
-
-@pytest.mark.timeout(40)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_subscription_to_a_store_that_began_anew_is_told_of_the_gap(transport: Any) -> None:
-    first, second = InMemoryLightningStore(), InMemoryLightningStore()
-    await first.enqueue_many_rollouts([EnqueueRolloutRequest(input={"n": n}) for n in range(10)])
-
-    async with network(first) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
-        changes: Any = client.subscribe(["rollout"])
-        await client.enqueue_rollout({"n": 10})
-        await anext(changes)
-        await proxy.refuse()
-        async with network(second) as other:
-            proxy.lead_to(other)
-            await second.enqueue_rollout({"n": 0})
-            await proxy.listen()
-            notice = await asyncio.wait_for(anext(changes), 30)
-            await changes.aclose()
-            await proxy.refuse()
-
-    assert notice.kind == "gap"
 
 
 async def _until(store: LightningStore, **expected: int) -> None:

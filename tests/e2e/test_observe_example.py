@@ -56,7 +56,3 @@ async def test_the_conversations_are_as_the_agent_had_them(watched: tuple[Path, 
 
 def test_the_agent_does_not_know_that_it_is_watched() -> None:
     assert "import agentlightning" not in (FOLDER / "shop_agent.py").read_text(encoding="utf-8")
-
-
-def test_help_shows_an_example() -> None:
-    assert "observe.py --store shop.db" in run_example("--help")

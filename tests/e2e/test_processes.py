@@ -8,7 +8,7 @@ from agentlightning.store import SqliteLightningStore
 from tests import warm_python
 
 PROCESSES = 4
-ROLLOUTS_EACH = 40
+ROLLOUTS_EACH = 15
 PATIENCE_SECONDS = 90
 
 WORKER = """

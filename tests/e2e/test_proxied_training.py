@@ -11,11 +11,11 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.utils import with_llm_proxy, with_store
 from tests.e2e.server_process import free_port, left_behind
-from tests.llm_proxy.accounts import CALL, MODEL, entry
+from tests.llm_proxy.accounts import CALL, entry
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
-TASKS = [f"question number {number:03d}" for number in range(12)]
+TASKS = [f"question number {number:03d}" for number in range(6)]
 KEY = "the-key-of-the-proxy"
 
 
@@ -103,34 +103,6 @@ def test_proxy_that_runs_already_is_used_and_left_running(model: StubModel, tmp_
     proxy.stop()
     check(store, model)
     asyncio.run(store.close())
-
-
-def test_proxy_can_be_described_by_a_dict(model: StubModel) -> None:
-    described = {"type": "agentlightning.LLMProxy", "port": 0, "model_list": [entry(model)]}
-    trainer = agl.Trainer(algorithm=Publishing(), strategy=strategy("shm"), llm_proxy=described, progress="off")
-
-    trainer.fit(Asking(), TASKS)
-
-    assert isinstance(trainer.llm_proxy, agl.LLMProxy)
-    assert trainer.llm_proxy.get_store() is not None
-    check(trainer.store, model)
-
-
-def test_function_as_an_algorithm_is_given_the_proxy(model: StubModel) -> None:
-    @agl.algo
-    async def publish(*, store: Any, llm_proxy: Any, train_dataset: Any) -> None:
-        await llm_proxy.start()
-        await store.add_resources({"main_llm": llm_proxy.as_resource(model=MODEL)})
-        rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
-        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in rollouts], timeout=60)
-        await llm_proxy.stop()
-
-    proxy = agl.LLMProxy(model_list=[entry(model)])
-    trainer = agl.Trainer(algorithm=publish, strategy=strategy("shm"), llm_proxy=proxy, progress="off")
-
-    trainer.fit(Asking(), TASKS)
-
-    check(trainer.store, model)
 
 
 def test_algorithm_without_the_proxy_that_it_needs_is_told() -> None:

@@ -16,7 +16,7 @@ from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
 SECRET = "agl-proxy-0123456789"
-TASKS = [f"question number {number:03d}" for number in range(16)]
+TASKS = [f"question number {number:03d}" for number in range(8)]
 
 
 @pytest.fixture(autouse=True)

@@ -76,13 +76,11 @@ def model() -> Iterator[StubModel]:
 @pytest.mark.parametrize(
     ("agent", "place", "n_runners", "concurrency"),
     [
-        (answering, threads, 4, 1),
-        (answering, threads, 1, 8),
-        (answering, processes, 4, 1),
+        (answering, threads, 2, 4),
+        (answering, processes, 2, 1),
         (answering_async, threads, 1, 1),
-        (answering_async, processes, 2, 4),
     ],
-    ids=["plain-shm-4", "plain-shm-1x8", "plain-cs-4", "async-shm-1", "async-cs-2x4"],
+    ids=["plain-shm-2x4", "plain-cs-2", "async-shm-1"],
 )
 def test_model_calls_arrive_under_the_right_rollout(
     model: StubModel, agent: Any, place: Any, n_runners: int, concurrency: int
@@ -224,20 +222,9 @@ def runs_in(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["cs", "shm"])
-def test_a_training_runs_to_its_end(training: Training, strategy: str) -> None:
-    training.start("--strategy", strategy)
-
-    code, printed = training.end()
-
-    assert (code, printed.splitlines()) == (0, ["all done ['succeeded']", "fit returned"])
-    assert attempts_in(training.path) == {f"task-{number}": ["succeeded"] for number in range(8)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--hang",), ("--restarts", "1"), ("--awaited",)], ids=str)
+@pytest.mark.parametrize("options", [("--hang",), ("--restarts", "1"), ("--awaited",)], ids=str)
 def test_ctrl_c_stops_everything_in_the_stated_time(training: Training, options: tuple[str, ...]) -> None:
-    training.start("--tasks", "40", "--seconds", "0.2", "--runners", "3", *options)
+    training.start("--tasks", "40", "--seconds", "0.2", *options)
     until(lambda: len(training.begun()) >= 4)
     training.family()
 
@@ -247,7 +234,7 @@ def test_ctrl_c_stops_everything_in_the_stated_time(training: Training, options:
     took = time.monotonic() - began
     until(lambda: not training.family(), 10)
 
-    assert took < 4 * 2.0 + 8.0  # the grace, three stronger signals, and a machine that does other things too
+    assert took < 4 * 1.0 + 8.0  # the grace, three stronger signals, and a machine that does other things too
     assert runs_in(training.path) == ["stopped"]
     assert "all done" not in printed
     assert "Traceback" not in training.errors() or options == ("--awaited",), training.errors()[-2000:]
@@ -257,7 +244,7 @@ def test_ctrl_c_stops_everything_in_the_stated_time(training: Training, options:
 @pytest.mark.slow
 @pytest.mark.claim(167)
 def test_ctrl_c_stops_threads_too(training: Training) -> None:
-    training.start("--tasks", "40", "--seconds", "0.2", "--runners", "3", "--strategy", "shm", "--hang")
+    training.start("--tasks", "40", "--seconds", "0.2", "--strategy", "shm", "--hang")
     until(lambda: len(training.begun()) >= 4)
 
     os.killpg(training.pid, signal.SIGINT)
@@ -283,7 +270,7 @@ def test_ctrl_c_stops_threads_too(training: Training) -> None:
 def test_sigterm_stops_everything_and_closes_the_run(
     training: Training, options: tuple[str, ...], count: int, is_grouped: bool
 ) -> None:
-    training.start("--tasks", "40", "--seconds", "0.2", "--runners", "3", *options)
+    training.start("--tasks", "40", "--seconds", "0.2", *options)
     until(lambda: len(training.begun()) >= 4)
     training.family()
 
@@ -311,8 +298,8 @@ def test_what_hung_when_a_training_was_interrupted_is_not_left_running(training:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--hang",), ("--restarts", "1")], ids=str)
 def test_a_parent_that_is_killed_leaves_no_orphans(training: Training, options: tuple[str, ...]) -> None:
-    training.start("--tasks", "100", "--seconds", "0.2", "--runners", "4", *options)
-    until(lambda: len(training.begun()) >= 8)
+    training.start("--tasks", "100", "--seconds", "0.2", *options)
+    until(lambda: len(training.begun()) >= 4)
     training.family()
 
     os.kill(training.pid, signal.SIGKILL)
@@ -346,8 +333,8 @@ def test_a_training_whose_last_runner_died_raises(training: Training) -> None:
 
 @pytest.mark.slow
 def test_a_training_that_was_killed_is_resumed(training: Training) -> None:
-    training.start("--tasks", "30", "--seconds", "0.1")
-    until(lambda: len(training.begun()) >= 10)
+    training.start("--tasks", "16", "--seconds", "0.1")
+    until(lambda: len(training.begun()) >= 6)
     training.family()
     os.kill(training.pid, signal.SIGKILL)
     training.end()
@@ -357,12 +344,12 @@ def test_a_training_that_was_killed_is_resumed(training: Training) -> None:
     assert finished
     training.port = free_port()
 
-    training.start("--tasks", "30", "--seconds", "0.1")
+    training.start("--tasks", "16", "--seconds", "0.1")
     code, printed = training.end()
 
     after = attempts_in(training.path)
     assert (code, printed.splitlines()[0]) == (0, "all done ['succeeded']")
-    assert len(after) == 30
+    assert len(after) == 16
     assert all(after[rollout_id] == ["succeeded"] for rollout_id in finished)
     assert all(statuses.count("succeeded") == 1 for statuses in after.values())
     assert all(training.begun().count(rollout_id.removeprefix("task-")) == 1 for rollout_id in finished)

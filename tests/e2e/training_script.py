@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--runners", type=int, default=2)
     parser.add_argument("--restarts", type=int, default=0)
-    parser.add_argument("--grace", type=float, default=2.0)
+    parser.add_argument("--grace", type=float, default=1.0)
     parser.add_argument("--strategy", default="cs")
     parser.add_argument("--hang", action="store_true")
     parser.add_argument("--die", action="store_true")

@@ -16,7 +16,7 @@ from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import Hook, PromptTemplate
-from tests.runner.working import RESOURCES, Answering, Awaiting, stocked_store
+from tests.runner.working import RESOURCES, Answering, stocked_store
 
 
 def a_runner(**options: Any) -> LitAgentRunner[Any]:
@@ -94,31 +94,6 @@ def test_a_step_may_be_run_without_an_event_loop() -> None:
     assert rollout.status == "succeeded"
     assert "agl-runner" not in {thread.name for thread in threading.enumerate()}
     assert threading.active_count() <= before + 2
-
-
-async def test_a_step_may_be_run_inside_an_event_loop_too() -> None:
-    runner = a_runner()
-    with runner.run_context(agent=Answering(lambda _: 1.0), store=await stocked_store()):
-        assert runner.step_sync("task").status == "succeeded"
-
-
-async def test_steps_may_run_together() -> None:
-    runner = a_runner()
-    both = asyncio.Event()
-    count = 0
-
-    async def answer(_: Any) -> float:
-        nonlocal count
-        count += 1
-        if count == 2:
-            both.set()
-        await asyncio.wait_for(both.wait(), 20)
-        return 1.0
-
-    with runner.run_context(agent=Awaiting(answer), store=await stocked_store()):
-        rollouts = await asyncio.gather(runner.step("one"), runner.step("two"))
-
-    assert [r.status for r in rollouts] == ["succeeded", "succeeded"]
 
 
 # ---------------------------------------------------------------------- parts

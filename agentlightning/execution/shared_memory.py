@@ -12,12 +12,7 @@ from queue import SimpleQueue
 from typing import Literal
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.execution.base import (
-    AlgorithmBundle,
-    ExecutionStrategy,
-    RunnerBundle,
-    resolve_managed_store_flag,
-)
+from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle, resolve_managed_store_flag
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent, run_until_stopped
 from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.store.base import LightningStore

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.e2e.server_process import free_port, left_behind
 from tests.e2e.training_script import PATIENT
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
+from tests.trainer.trainings import until
 
 SCRIPT = Path(__file__).parent / "training_script.py"
 ROOT = Path(__file__).parents[2]
@@ -32,13 +33,6 @@ PATIENCE_SECONDS = 60.0
 def nothing_is_left() -> Iterator[None]:
     yield
     assert left_behind() == []
-
-
-def until(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come true"
-        time.sleep(0.02)
 
 
 # ---------------------------------------------------------------------- loops with a model
@@ -232,7 +226,7 @@ def test_ctrl_c_stops_everything_in_the_stated_time(training: Training, options:
     began = time.monotonic()
     code, printed = training.end()
     took = time.monotonic() - began
-    until(lambda: not training.family(), 10)
+    until(lambda: not training.family())
 
     assert took < 4 * 1.0 + 8.0  # the grace, three stronger signals, and a machine that does other things too
     assert runs_in(training.path) == ["stopped"]
@@ -305,7 +299,7 @@ def test_a_parent_that_is_killed_leaves_no_orphans(training: Training, options: 
     os.kill(training.pid, signal.SIGKILL)
     training.end()
 
-    until(lambda: not training.family(), 25)
+    until(lambda: not training.family())
 
 
 @pytest.mark.slow
@@ -338,7 +332,7 @@ def test_a_training_that_was_killed_is_resumed(training: Training) -> None:
     training.family()
     os.kill(training.pid, signal.SIGKILL)
     training.end()
-    until(lambda: not training.family(), 25)
+    until(lambda: not training.family())
     before = attempts_in(training.path)
     finished = [rollout_id for rollout_id, statuses in before.items() if statuses == ["succeeded"]]
     assert finished

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from agentlightning.tracer import OtelTracer
 from agentlightning.utils.child_process import ProgramPlan
 from tests import warm_python
 from tests.litagent.workbench import RESOURCES, Outcome, Workbench, is_alive
+from tests.runner.working import until
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -81,14 +81,6 @@ def shell(script: str, folder: Path, **options: Any) -> CommandAgent:
 def pids(folder: Path) -> list[int]:
     file = folder / "pids"
     return [int(line) for line in file.read_text().split()] if file.exists() else []
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(PATIENCE_SECONDS / 0.02)):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("It did not happen.")
 
 
 class Awaited(CommandAgent):

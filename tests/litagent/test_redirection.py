@@ -14,11 +14,7 @@ import pytest
 
 from agentlightning.instrumentation.redirect import ModelRequest, Target, current_router
 from agentlightning.instrumentation.steps import agent_step, tool_step
-from agentlightning.litagent import (
-    AgentRouter,
-    FunctionalLitAgent,
-    LitAgent,
-)
+from agentlightning.litagent import AgentRouter, FunctionalLitAgent, LitAgent
 from agentlightning.litagent.command_environment import warn_once
 from agentlightning.litagent.invocation import call_agent, method_of
 from agentlightning.litagent.redirection import redirecting, router_for

@@ -10,17 +10,10 @@ import pytest
 
 from agentlightning.algorithm import Algorithm, Baseline, algo
 from agentlightning.errors import TrainingError
-from agentlightning.execution import (
-    ClientServerExecutionStrategy,
-)
+from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner
-from agentlightning.store import (
-    InMemoryLightningStore,
-    LightningStore,
-    LightningStoreServer,
-    SqliteLightningStore,
-)
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreServer, SqliteLightningStore
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer
 from agentlightning.trainer import Trainer
 from agentlightning.types import NamedResources, Run

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.trainer.init_utils import (
-    build_component,
-    instantiate_component,
-    instantiate_from_spec,
-    load_class,
-)
+from agentlightning.trainer.init_utils import build_component, instantiate_component, instantiate_from_spec, load_class
 
 HERE = "parts_of_a_test"
 

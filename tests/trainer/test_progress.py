@@ -2,11 +2,7 @@
 
 import pytest
 
-from agentlightning.trainer.progress import (
-    UNREAD_ROLLOUTS,
-    Progress,
-    Sample,
-)
+from agentlightning.trainer.progress import UNREAD_ROLLOUTS, Progress, Sample
 from agentlightning.types import Notice
 
 
@@ -51,15 +47,6 @@ def test_attempts_that_are_tried_again_are_errors_too() -> None:
     assert list(progress.unread_failures) == ["ro-1", "ro-1"]
 
 
-def test_a_recount_replaces_the_counts_and_later_notices_go_on_from_it() -> None:
-    progress = finished(5)
-
-    progress.recount({"ro-9": "running"}, {"succeeded": 40, "failed": 2})
-    count(progress, "ro-9", "succeeded")
-
-    assert progress.figures(1.0).rollouts == {"succeeded": 41, "failed": 2}
-
-
 def test_when_too_many_finish_the_oldest_are_not_read_and_figures_are_estimates() -> None:
     assert not finished(UNREAD_ROLLOUTS).figures(1.0).is_estimate
 
@@ -67,16 +54,6 @@ def test_when_too_many_finish_the_oldest_are_not_read_and_figures_are_estimates(
 
     assert progress.unread[0] == ("ro-10", "succeeded")
     assert progress.figures(1.0).is_estimate
-
-
-def test_rewards_have_a_mean_a_last_one_and_a_curve() -> None:
-    progress = finished(3)
-
-    for reward in (1.0, None, 0.5):
-        progress.add_sample(Sample("ro", "succeeded", reward, 0))
-
-    figures = progress.figures(1.0)
-    assert (figures.reward_mean, figures.reward_last, figures.curve) == (0.75, 0.5, (1.0, 0.5))
 
 
 def test_tokens_of_those_read_stand_for_all() -> None:

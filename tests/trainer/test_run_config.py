@@ -19,9 +19,8 @@ from agentlightning.trainer.run_config import settings_of
 
 pytest.importorskip("torch", reason="settings of algorithms that train models are among them")
 
-from agentlightning.algorithm.grpo import GRPO, LearnerSettings  # they load torch
+from agentlightning.algorithm.grpo import GRPO  # they load torch
 from agentlightning.algorithm.sft import SFT
-from agentlightning.engine.lora import LoraOptions
 
 STRATEGIES = (ClientServerExecutionStrategy, SharedMemoryExecutionStrategy)
 
@@ -37,14 +36,6 @@ def test_every_argument_of_a_part_is_kept(make: Callable[[], Any]) -> None:
     names = set(inspect.signature(type(part).__init__).parameters) - {"self", "async_openai_client"}
 
     assert set(settings_of(part)) == names
-
-
-def test_grpo_keeps_what_its_model_and_learner_are_made_of() -> None:
-    settings = settings_of(GRPO("tiny", group_size=4, learning=LearnerSettings(learning_rate=0.5), lora=LoraOptions()))
-
-    assert (settings["model"], settings["group_size"]) == ("tiny", 4)
-    assert settings["learning"]["learning_rate"] == 0.5
-    assert settings["lora"]["rank"] == LoraOptions().rank
 
 
 def test_a_function_is_kept_by_its_path() -> None:

@@ -4,8 +4,6 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from agentlightning.algorithm import algo
 from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.store import LightningStore, SqliteLightningStore
 from agentlightning.types import Attempt, Rollout, RolloutConfig
-from tests.e2e.server_process import ServerProcess, free_port
+from tests.e2e.server_process import free_port
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering
 from tests.trainer.trainings import a_trainer, fitting
 
@@ -46,42 +44,31 @@ def killed_once(flag: Path) -> Answering:
     return Answering(answer)
 
 
-@contextmanager
-def shared_address(kind: str, folder: Path) -> Iterator[str]:
-    if kind == "file":
-        yield f"sqlite:///{folder / 'shared.db'}"
-        return
-    with ServerProcess(folder / "shared.db") as server:
-        yield server.url
-
-
 async def attempts_by_task(path: Path) -> dict[Any, list[Attempt]]:
     async with SqliteLightningStore(path) as store:
         rollouts: list[Rollout] = list(await store.query_rollouts())
         return {rollout.input: list(await store.query_attempts(rollout.rollout_id)) for rollout in rollouts}
 
 
-@pytest.mark.parametrize("kind", ["file", "server"])
-def test_a_killed_runner_of_one_training_leaves_the_work_of_another_alone(kind: str, tmp_path: Path) -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
+def test_a_killed_runner_of_one_training_leaves_the_work_of_another_alone(tmp_path: Path) -> None:
+    address, has_begun, may_end = f"sqlite:///{tmp_path / 'shared.db'}", threading.Event(), threading.Event()
 
     def hold(_: Any) -> None:
         has_begun.set()
         assert may_end.wait(PATIENCE_SECONDS)
 
-    with shared_address(kind, tmp_path) as address:
-        healthy = a_trainer(store=address, algorithm=running("healthy"))
-        fit = fitting(healthy, Answering(hold))
-        assert has_begun.wait(PATIENCE_SECONDS)
-        strategy = ClientServerExecutionStrategy(server_port=free_port(), max_restarts=1)
-        crashing = a_trainer(store=address, algorithm=running("crashing"), strategy=strategy)
-        try:
-            crashing.fit(killed_once(tmp_path / "died"))
-        finally:
-            may_end.set()
-            fit.join(PATIENCE_SECONDS)
-            asyncio.run(crashing.store.close())
-            asyncio.run(healthy.store.close())
+    healthy = a_trainer(store=address, algorithm=running("healthy"))
+    fit = fitting(healthy, Answering(hold))
+    assert has_begun.wait(PATIENCE_SECONDS)
+    strategy = ClientServerExecutionStrategy(server_port=free_port(), max_restarts=1)
+    crashing = a_trainer(store=address, algorithm=running("crashing"), strategy=strategy)
+    try:
+        crashing.fit(killed_once(tmp_path / "died"))
+    finally:
+        may_end.set()
+        fit.join(PATIENCE_SECONDS)
+        asyncio.run(crashing.store.close())
+        asyncio.run(healthy.store.close())
 
     attempts = asyncio.run(attempts_by_task(tmp_path / "shared.db"))
     assert [attempt.status for attempt in attempts["healthy"]] == ["succeeded"]

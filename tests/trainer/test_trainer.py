@@ -20,12 +20,7 @@ from agentlightning.execution import (
 from agentlightning.litagent import rollout
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
-from agentlightning.store import (
-    InMemoryLightningStore,
-    LightningStore,
-    LightningStoreClient,
-    SqliteLightningStore,
-)
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.trainer import Trainer
 from agentlightning.types import Hook, PromptTemplate

@@ -9,14 +9,7 @@ from rich.console import Console as Terminal
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.trainer.progress import Failure, Figures, Sample
-from agentlightning.trainer.views import (
-    JsonView,
-    LineView,
-    ProgressMode,
-    TerminalView,
-    main_figures,
-    resolved_mode,
-)
+from agentlightning.trainer.views import JsonView, LineView, ProgressMode, TerminalView, main_figures, resolved_mode
 from agentlightning.types import MetricPoint
 
 FIGURES: dict[str, Any] = {

@@ -7,13 +7,9 @@ from typing import Any
 
 from agentlightning.algorithm import Baseline, algo
 from agentlightning.emitter import find_final_reward
-from agentlightning.execution import (
-    ClientServerExecutionStrategy,
-)
+from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.litagent import LitAgent
-from agentlightning.store import (
-    LightningStore,
-)
+from agentlightning.store import LightningStore
 from agentlightning.tracer import DummyTracer
 from agentlightning.trainer import Trainer
 from agentlightning.types import NamedResources, Rollout, RolloutRawResult, Run

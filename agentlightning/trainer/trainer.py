@@ -234,7 +234,7 @@ class Trainer(TrainingControl):
             try:
                 failure = await asyncio.shield(work)
             except asyncio.CancelledError:
-                await self._stopped(work)
+                await threads.run(lambda: self._stop_until(work.done))
                 raise
             finally:
                 threads.close()
@@ -263,12 +263,6 @@ class Trainer(TrainingControl):
         while not is_done():
             self._stop_if_running()
             time.sleep(POLL_SECONDS)
-
-    async def _stopped(self, work: "asyncio.Future[Any]") -> None:
-        """Stop a fit that runs in another thread, as soon as it can be stopped, and wait for it."""
-        while not work.done():
-            self._stop_if_running()
-            await asyncio.wait([work], timeout=POLL_SECONDS)
 
     def fit_v0(self, *args: Any, **kwargs: Any) -> Any:
         """Train with the legacy protocol. Deprecated."""

@@ -1,7 +1,6 @@
 """LitAgent: agents as classes, and those they work for."""
 
 import asyncio
-import gc
 import pickle
 from typing import Any
 
@@ -83,7 +82,6 @@ def test_owners_are_held_weakly(name: str) -> None:
 
     assert getattr(agent, name) is getattr(agent, f"get_{name}")() is owner
     del owner
-    gc.collect()
     with pytest.raises(ValueError, match=f"Plain has no {name}"):
         getattr(agent, f"get_{name}")()
 

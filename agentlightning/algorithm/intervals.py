@@ -22,6 +22,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.utils.json_values import JsonObject
 
 CONFIDENCE = 0.95
+BISECTIONS = 60
 LARGEST_REWARD = 1e100
 """Rewards beyond this cannot be squared and summed; they count as not finite."""
 
@@ -126,44 +127,19 @@ def _lower_bound(values: Sequence[float], deviations: float) -> float:
 
 
 def student_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's distribution, found by halving; exact to 1e-9."""
-    low, high = 0.0, 1e6
-    for _ in range(200):
+    """Quantile of Student's distribution above its middle, found by halving the angle whose tangent it is."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if _student_cdf(middle, degrees) < probability:
-            low = middle
-        else:
-            high = middle
-        if high - low < 1e-9 * max(1.0, high):
-            break
-    return (low + high) / 2
+        low, high = (middle, high) if _student_share(middle, degrees) < 2 * probability - 1 else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
 
 
-def _student_cdf(t: float, degrees: int) -> float:
-    x = degrees / (degrees + t * t)
-    return 1 - 0.5 * _incomplete_beta(degrees / 2, 0.5, x)
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function, as a continued fraction (Lentz)."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    tiny = 1e-300
-    fraction, c, d = 1.0, 1.0, 0.0
-    for number in range(300):
-        m = number // 2
-        if number == 0:
-            numerator = 1.0
-        elif number % 2 == 0:
-            numerator = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            numerator = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1 / (1 + numerator * d or tiny)
-        c = 1 + numerator / c or tiny
-        fraction *= c * d
-        if abs(1 - c * d) < 1e-14:
-            break
-    return front * (fraction - 1)
+def _student_share(angle: float, degrees: int) -> float:
+    """How likely a value lies within `sqrt(degrees) * tan(angle)` of the middle (Abramowitz and Stegun, 26.7.3-4)."""
+    is_odd, square = degrees % 2, math.cos(angle) ** 2
+    term, total = math.sin(angle) * (math.cos(angle) if is_odd else 1.0), 0.0
+    for number in range(1 + is_odd, degrees, 2):
+        total += term
+        term *= square * number / (number + 1)
+    return (angle + total) * 2 / math.pi if is_odd else total

@@ -248,12 +248,6 @@ class Gate:
         self._left = alpha_total
         self._lent: list[PairedComparison] = []
 
-    @property
-    def alpha_left(self) -> float:
-        """What is not spent and not out with a comparison that has no verdict."""
-        self._settle()
-        return self._left
-
     def compare(
         self,
         *,

@@ -45,8 +45,6 @@ _MISMATCHES: Final = (
 class Row:
     """One line of a batch, before it is brought to a length; the last three columns are equally long."""
 
-    turn_index: int
-    """Which call, or which conversation, of its rollout."""
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     response_mask: Sequence[int]
@@ -56,17 +54,11 @@ class Row:
 
 def rows_of(trace: Trajectory | Sequence[Triplet], level: Level) -> list[Row]:
     """The rows of one rollout; calls without a prompt or a response give none."""
-    if level == "transition" and not isinstance(trace, Trajectory):
-        return [
-            Row(number, one.prompt_ids, one.response_ids, [1] * n_tokens, one.logprobs or [None] * n_tokens)
-            for number, one in _calls(trace)
-            if (n_tokens := len(one.response_ids))
-        ]
-    rows: list[Row] = []
-    cuts = [cut for one in as_trajectory(trace).sequences for cut in _cuts(one, level)]
-    for number, (sequence, start, end) in enumerate(cuts):
-        ids, mask = sequence.token_ids, sequence.loss_mask
-        rows.append(Row(number, ids[:start], ids[start:end], mask[start:end], sequence.logprobs[start:end]))
+    rows = [
+        Row(one.token_ids[:start], one.token_ids[start:end], one.loss_mask[start:end], one.logprobs[start:end])
+        for one in as_trajectory(trace).sequences
+        for start, end in _cuts(one, level)
+    ]
     return [row for row in rows if row.prompt_ids and row.response_ids]
 
 
@@ -90,13 +82,13 @@ def count_calls(trace: Trajectory | Sequence[Triplet]) -> tuple[int, int]:
     return found, len(trace) - found
 
 
-def _cuts(sequence: TokenSequence, level: Level) -> list[tuple[TokenSequence, int, int]]:
+def _cuts(sequence: TokenSequence, level: Level) -> list[tuple[int, int]]:
     """Where the responses of a sequence begin and end."""
     if level == "transition":
-        return [(sequence, call.start, call.end) for call in sequence.calls]
+        return [(call.start, call.end) for call in sequence.calls]
     if 1 not in sequence.loss_mask:
         return []
-    return [(sequence, sequence.loss_mask.index(1), len(sequence.token_ids))]
+    return [(sequence.loss_mask.index(1), len(sequence.token_ids))]
 
 
 def _calls(triplets: Sequence[Triplet]) -> Iterator[tuple[int, CallTokens]]:
@@ -225,7 +217,7 @@ def session_rows(trace: Trajectory | Sequence[Triplet], settings: TrajectorySett
 
 def placeholder_row(end_id: int) -> Row:
     """Stands in a validation for a rollout that left nothing, so that its score counts; it teaches nothing."""
-    return Row(turn_index=0, prompt_ids=[end_id], response_ids=[end_id], response_mask=[0], logprobs=[0.0])
+    return Row(prompt_ids=[end_id], response_ids=[end_id], response_mask=[0], logprobs=[0.0])
 
 
 def fields_of(row: Row, reward: float, others: JsonObject) -> JsonObject:

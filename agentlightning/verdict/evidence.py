@@ -9,10 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
-from agentlightning.adapter.trajectory import DropReason, Trajectory
+from agentlightning.adapter.trajectory import DropReason
 from agentlightning.algorithm.batches import READS_AT_ONCE
 from agentlightning.events.advice import rewards_by_agent
 from agentlightning.llm_proxy.call_record import ATTRIBUTE_PREFIX, CALL_SPAN
@@ -134,7 +134,6 @@ async def read_rollout(store: LightningStore, rollout: AttemptedRollout | Rollou
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     metadata = rollout.metadata or {}
     spans = list(await store.query_spans(rollout.rollout_id, "latest"))
-    calls = _Calls.of(spans)
     step = metadata.get("step")
     return RolloutEvidence(
         rollout_id=rollout.rollout_id,
@@ -146,49 +145,29 @@ async def read_rollout(store: LightningStore, rollout: AttemptedRollout | Rollou
         reward=final_reward_of(spans) if spans else None,
         error=None if rollout.status == "succeeded" else failure_text(attempt),
         attempt_status=None if attempt is None else attempt.status,
-        calls=calls.all,
-        calls_with_ids=calls.with_ids,
-        calls_cut_off=calls.cut_off,
-        calls_failed=len(calls.errors),
-        call_error=calls.errors[0] if calls.errors else None,
-        answer=calls.answer,
         rewards_by_agent=rewards_by_agent(spans),
+        **_calls_of(spans),
     )
 
 
-@dataclass
-class _Calls:
-    """The model calls of one attempt."""
-
-    all: int = 0
-    with_ids: int = 0
-    cut_off: int = 0
-    errors: list[str] = field(default_factory=list)
-    answer: tuple[tuple[int, ...], ...] | None = None
-
-    @classmethod
-    def of(cls, spans: Sequence[Span]) -> "_Calls":
-        found = cls()
-        for span in spans:
-            if span.name == CALL_SPAN and span.status.status_code == "ERROR":
-                status = span.attributes.get(f"{ATTRIBUTE_PREFIX}.http_status")
-                found.errors.append(f"{status or 'no answer'}: {span.status.description or 'no reason given'}")
-        try:
-            trajectory = TraceToTrajectory().adapt(spans) if spans else None
-        except ValueError:  # a trace that no tree can be made of has no calls to count
-            trajectory = None
-        if trajectory is not None:
-            found._add(trajectory)
+def _calls_of(spans: Sequence[Span]) -> dict[str, Any]:
+    """The model calls of one attempt, by the names of the evidence."""
+    errors = [
+        f"{span.attributes.get(f'{ATTRIBUTE_PREFIX}.http_status') or 'no answer'}: "
+        f"{span.status.description or 'no reason given'}"
+        for span in spans
+        if span.name == CALL_SPAN and span.status.status_code == "ERROR"
+    ]
+    found: dict[str, Any] = {"calls_failed": len(errors), "call_error": errors[0] if errors else None}
+    try:
+        trajectory = TraceToTrajectory().adapt(spans)
+    except ValueError:  # a trace that is empty, or that no tree can be made of, has no calls to count
         return found
-
-    def _add(self, trajectory: Trajectory) -> None:
-        sampled = [call for sequence in trajectory.sequences for call in sequence.calls]
-        self.with_ids = len(sampled)
-        self.all = len(sampled) + sum(call.reason in _NO_IDS for call in trajectory.dropped)
-        self.cut_off = sum(call.is_truncated for call in sampled)
-        if sampled:
-            self.answer = tuple(
-                sequence.token_ids[call.start : call.end]
-                for sequence in trajectory.sequences
-                for call in sequence.calls
-            )
+    sampled = [(sequence, call) for sequence in trajectory.sequences for call in sequence.calls]
+    return {
+        **found,
+        "calls": len(sampled) + sum(call.reason in _NO_IDS for call in trajectory.dropped),
+        "calls_with_ids": len(sampled),
+        "calls_cut_off": sum(call.is_truncated for _, call in sampled),
+        "answer": tuple(sequence.token_ids[call.start : call.end] for sequence, call in sampled) or None,
+    }

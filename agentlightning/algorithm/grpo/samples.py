@@ -139,23 +139,16 @@ class BatchReport:
 
     rollouts: int = 0
     groups: int = 0
-    groups_used: int = 0
-    """Groups of which at least one sample is in the batch."""
     rollouts_used: int = 0
-    samples: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    current_version: int | None = None
+    """Of the weights that will learn."""
     sequences: int = 0
     """All that were sampled in rollouts with a reward: what the means of the loss divide by."""
-    sampled_tokens: int = 0
-    without_logprobs: int = 0
-    """Samples whose old log-probabilities the learner has to compute itself."""
-    without_version: int = 0
-    """Samples of which it is not known which weights chose them."""
     without_finish_reason: int = 0
     """Samples with an answer of which it was not recorded why it ended; where that is guessed, they are counted too."""
     truncated_calls: int = 0
     """Answers that were cut off, in sequences that were used or skipped."""
-    staleness: list[int] = field(default_factory=list)
-    """Of each sample whose version is known: how many versions old."""
     rewards: list[float] = field(default_factory=list)
     skipped: Counter[Skipped] = field(default_factory=Counter)
     """Rollouts by reason; for TRUNCATED, TOO_LONG and TOO_STALE, sequences."""
@@ -169,6 +162,11 @@ class BatchReport:
     """Groups without variance."""
     penalties: list[float] = field(default_factory=list)
     """For too long answers, of each rollout; empty where there are none."""
+
+    @property
+    def groups_used(self) -> int:
+        """Groups of which at least one sample is in the batch."""
+        return len({sample.group for sample in self.samples})
 
     def skip(self, rollout_id: str, reason: Skipped, calls: Iterable[SampledCall] = ()) -> None:
         """Count a rollout, or one of its sequences with these calls, as not learned from."""
@@ -187,11 +185,11 @@ class BatchReport:
             "groups/all_right": sum(one.kind == "all_right" for one in self.same),
             "groups/all_wrong": sum(one.kind == "all_wrong" for one in self.same),
             "groups/one_answer": sum(one.has_one_answer for one in self.same),
-            "samples/used": self.samples,
+            "samples/used": len(self.samples),
             "samples/all": self.sequences,
-            "samples/tokens": self.sampled_tokens,
-            "samples/without_logprobs": self.without_logprobs,
-            "samples/without_version": self.without_version,
+            "samples/tokens": sum(sum(sample.loss_mask) for sample in self.samples),
+            "samples/without_logprobs": sum(not sample.has_logprobs for sample in self.samples),
+            "samples/without_version": sum(sample.version is None for sample in self.samples),
             "samples/without_finish_reason": self.without_finish_reason,
             "samples/truncated_calls": self.truncated_calls,
         }
@@ -200,8 +198,10 @@ class BatchReport:
             found["reward/min"] = min(self.rewards)
         if self.penalties:
             found["reward/overlong_penalty"] = fmean(self.penalties)
-        if self.staleness:
-            found |= {"staleness/mean": fmean(self.staleness), "staleness/max": max(self.staleness)}
+        versions = [sample.version for sample in self.samples if sample.version is not None]
+        if versions and self.current_version is not None:
+            found["staleness/mean"] = self.current_version - fmean(versions)
+            found["staleness/max"] = self.current_version - min(versions)
         return found | {f"skipped/{reason.value}": float(self.skipped[reason]) for reason in Skipped}
 
     def words(self) -> str:
@@ -264,30 +264,20 @@ def batch_of(
         raise ConfigurationError("guess_truncated needs end_ids, the tokens with which the model ends an answer.")
     if settings.max_staleness is not None and current_version is None:
         raise ConfigurationError("max_staleness needs current_version, the version of the weights that will learn.")
-    report = BatchReport(rollouts=len(outcomes), groups=len({outcome.group for outcome in outcomes}))
     samples: list[Sample] = []
+    groups = {outcome.group for outcome in outcomes}
+    report = BatchReport(len(outcomes), len(groups), samples=samples, current_version=current_version)
     sieve = _Sieve(settings, report, current_version, end_ids)
     sampled_of: dict[str, list[Sampled]] = {}
-    groups_used: set[str] = set()
     for judged in _judged(outcomes, settings, report, seen_rewards):
         group = judged.outcome.group
         sampled_of.setdefault(group, []).append(_sampled(judged.outcome, settings))
         found = sieve.samples_of(judged) if judged.is_lesson else []
-        if found:
-            samples += found
-            report.rollouts_used += 1
-            groups_used.add(group)
-    unused = [group for group in sampled_of if group not in groups_used]
-    for group in unused[:replaced_groups]:
+        samples += found
+        report.rollouts_used += bool(found)
+    used = {sample.group for sample in samples}
+    for group in [group for group in sampled_of if group not in used][:replaced_groups]:
         del sampled_of[group]
-    report.groups_used = len(groups_used)
-    report.samples = len(samples)
-    report.sampled_tokens = sum(sum(sample.loss_mask) for sample in samples)
-    report.without_logprobs = sum(not sample.has_logprobs for sample in samples)
-    versions = [sample.version for sample in samples]
-    report.without_version = versions.count(None)
-    if current_version is not None:
-        report.staleness = [current_version - version for version in versions if version is not None]
     everything = [one for group in sampled_of.values() for one in group]
     report.sequences = sum(one.sequences for one in everything)
     weight, tokens = fsum(one.weight for one in everything), fsum(one.tokens for one in everything)

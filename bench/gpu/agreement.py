@@ -121,7 +121,7 @@ def difference(learner: Any, scored: list[Scored]) -> float:
 
     rows = [Row.of(one.sample, learner.model) for one in scored]
     found = [
-        (logprobs.float() - row.engine_logprobs.float()).abs().tolist() for row, logprobs in learner._evaluated(rows)
+        (logprobs.float() - row.engine_logprobs.float()).abs().tolist() for row, logprobs in learner.evaluated(rows)
     ]
     return statistics.fmean(value for row in found for value in row)
 

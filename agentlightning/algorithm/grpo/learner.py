@@ -199,14 +199,14 @@ class Learner:
         if self.settings.objective == "policy":
             is_capped = self.settings.cap is not None
             unknown = [row for row in rows if is_capped or row.engine_logprobs is None]
-            for row, logprobs in self._evaluated(unknown):
+            for row, logprobs in self.evaluated(unknown):
                 row.old_logprobs = logprobs
         if self._reference is not None:
             with self._as_reference(self._reference):
-                for row, logprobs in self._evaluated(rows):
+                for row, logprobs in self.evaluated(rows):
                     row.reference_logprobs = logprobs
 
-    def _evaluated(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Tensor]]:
+    def evaluated(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Tensor]]:
         """Rows with the log-probabilities that the model gives their chosen tokens."""
         self.model.train_mode(enabled=False)
         with torch.no_grad():

@@ -187,9 +187,9 @@ class RankLearner(Learner):
             if nothing.requires_grad:
                 nothing.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
 
-    def _evaluated(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Tensor]]:
+    def evaluated(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Tensor]]:
         """All rows on every rank, for another rank may learn from a row than evaluates it."""
-        own = {id(row): logprobs for row, logprobs in super()._evaluated(rows)}
+        own = {id(row): logprobs for row, logprobs in super().evaluated(rows)}
         if rows:
             found = torch.cat([own.get(id(row), torch.zeros(row.n_chosen)).double() for row in rows])
             dist.all_reduce(found)  # sums of one number and zeros

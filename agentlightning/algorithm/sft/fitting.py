@@ -5,75 +5,54 @@ that is resumed makes the steps it would have made. An epoch that was interrupte
 """
 
 import logging
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor
 
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints, adapters_of
 from agentlightning.algorithm.grpo.learner import Learner
-from agentlightning.algorithm.grpo.packing import Row, packs
+from agentlightning.algorithm.grpo.packing import Row
 from agentlightning.algorithm.grpo.policy import ADAPTERS
 from agentlightning.algorithm.grpo.samples import Sample
-from agentlightning.algorithm.grpo.token_logprobs import token_logprobs
 from agentlightning.algorithm.sft.examples import FittingSettings, Split
-from agentlightning.engine.model import CausalModel
 from agentlightning.utils.json_values import JsonObject
 
 logger = logging.getLogger(__name__)
 
 
-def sft_loss(model: CausalModel, samples: Sequence[Sample], *, max_batch_tokens: int) -> float:
+def sft_loss(learner: Learner, samples: Sequence[Sample]) -> float:
     """The mean cross-entropy of the tokens that were chosen in the samples, in nats; no weight is changed."""
-    rows = [Row.of(sample, model) for sample in samples]
-    model.train_mode(enabled=False)
-    total, count = 0.0, 0
-    with torch.no_grad():
-        for pack in packs(rows, max_batch_tokens, model.device):
-            hidden = model.hidden(pack.ids, pack.lengths, pack.selected)
-            found = token_logprobs(hidden, pack.chosen, head=model.head())
-            total -= found.logprobs.sum(dtype=torch.float64).item()
-            count += found.logprobs.numel()
-    return total / count if count else math.nan
+    found = [logprobs for _, logprobs in learner.evaluated([Row.of(sample, learner.model) for sample in samples])]
+    return -float(torch.cat(found).mean(dtype=torch.float64))
 
 
+@dataclass
 class Fitting:
     """One model on its way. Where something is held out, `finish` leaves the weights of the best epoch."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        examples: Split,
-        settings: FittingSettings,
-        *,
-        checkpoints: Checkpoints | None = None,
-        progress: JsonObject | None = None,
-    ) -> None:
-        """Prepare the first epoch.
+    learner: Learner
+    """With the objective "likelihood", one minibatch and one epoch."""
+    examples: Split
+    settings: FittingSettings
+    _: KW_ONLY
+    checkpoints: Checkpoints | None = None
+    """Where each epoch is saved; None saves nothing."""
+    progress: JsonObject = field(default_factory=dict)
+    """Kept in each checkpoint for the caller."""
+    epoch: int = 0
+    """Epochs made."""
+    best_loss: float | None = None
+    """The lowest held-out loss so far, that before the first epoch included."""
+    _stale_epochs: int = 0
+    _best: dict[str, Tensor] | None = None
+    """The trained weights of the best epoch: adapters as such, for merged into 16 bits they would be lost."""
 
-        Args:
-            learner: With the objective "likelihood", one minibatch and one epoch.
-            examples: What to learn from and to be judged by.
-            settings: How to go through them.
-            checkpoints: Where each epoch is saved; None saves nothing.
-            progress: Kept in each checkpoint for the caller.
-        """
-        steps = settings.epochs * -(-len(examples.train) // settings.batch_size)
-        learner.settings = learner.settings.planned(steps)
-        self.learner = learner
-        self.examples = examples
-        self.settings = settings
-        self.epoch = 0
-        """Epochs made."""
-        self.best_loss: float | None = None
-        """The lowest held-out loss so far, that before the first epoch included."""
-        self._stale_epochs = 0
-        self._best: dict[str, Tensor] | None = None
-        """The trained weights of the best epoch: adapters as such, for merged into 16 bits they would be lost."""
-        self._checkpoints = checkpoints
-        self._progress = progress or {}
+    def __post_init__(self) -> None:
+        steps = self.settings.epochs * -(-len(self.examples.train) // self.settings.batch_size)
+        self.learner.settings = self.learner.settings.planned(steps)
 
     @property
     def is_over(self) -> bool:
@@ -130,16 +109,15 @@ class Fitting:
         is_best = False
         metrics: dict[str, float] = {}
         if self.examples.held_out:
-            model, limit = self.learner.model, self.learner.settings.max_batch_tokens
-            found = sft_loss(model, self.examples.held_out, max_batch_tokens=limit)
+            found = sft_loss(self.learner, self.examples.held_out)
             metrics["sft/held_out_loss"] = found
             is_best = self.best_loss is None or found < self.best_loss
             self._stale_epochs = 0 if is_best else self._stale_epochs + 1
         if is_best:
             self.best_loss = found
             self._best = self._trained()
-        if self._checkpoints is not None and self.epoch:
-            self._save(self._checkpoints, is_best=is_best)
+        if self.checkpoints is not None and self.epoch:
+            self._save(self.checkpoints, is_best=is_best)
         return metrics
 
     def _save(self, checkpoints: Checkpoints, *, is_best: bool) -> None:
@@ -148,7 +126,7 @@ class Fitting:
             model_state=self.learner.model.state(),
             learner_state={**self.learner.state(), ADAPTERS: adapters_of(self.learner.model)},
             progress={
-                **self._progress,
+                **self.progress,
                 "epoch": self.epoch,
                 "best_loss": self.best_loss,
                 "stale_epochs": self._stale_epochs,

@@ -82,7 +82,6 @@ def passes_of_a_layer(model: HfModel) -> list[bool]:
 def test_layers_computed_again_give_the_same_step(lora: LoraOptions | None) -> None:
     plain, _ = learned(a_model(lora=lora), gradient_checkpointing=False)
     saved, _ = learned(a_model(lora=lora), gradient_checkpointing=True)
-
     for name, weight in plain.items():
         torch.testing.assert_close(saved[name], weight, rtol=0, atol=1e-12 if weight.dtype == torch.float64 else 1e-6)
 
@@ -116,7 +115,6 @@ def test_dropout_of_adapters_is_left_out_of_ratios(checkpointing: bool) -> None:
 def test_fine_tuning_uses_dropout() -> None:
     plain, _ = learned(a_model(lora=LORA), objective="likelihood")
     dropped, _ = learned(a_model(lora=LoraOptions(rank=2, dropout=0.5)), objective="likelihood")
-
     assert not all(torch.equal(dropped[name], weight) for name, weight in plain.items())
 
 
@@ -166,9 +164,7 @@ def test_a_model_that_would_mix_rows_keeps_its_padding() -> None:
 def test_a_model_that_packs_rows_is_exported_as_any_other(tmp_path: Path) -> None:
     model = a_model()
     assert model.pack_rows()
-
     model.save(tmp_path)
-
     assert "agentlightning" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
 
 
@@ -194,7 +190,7 @@ def test_on_a_gpu_packed_rows_are_near_padded_ones(lora: LoraOptions | None) -> 
 
 def logprobs_of(learner: Learner) -> Any:
     rows = [Row.of(sample, learner.model) for sample in SAMPLES]
-    return torch.cat([logprobs for _, logprobs in learner._evaluated(rows)])
+    return torch.cat([logprobs for _, logprobs in learner.evaluated(rows)])
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -223,5 +219,4 @@ def test_learner_in_16_bits_computes_with_the_numbers_that_the_engine_got(tied: 
 
 def test_16_bits_pack_rows_too() -> None:
     model = HfModel(a_model()._plain.float(), name="llama", end_ids=frozenset([0]))
-
     assert Learner(model, LearnerSettings(packing=True, precision="bf16")).is_packed

@@ -32,9 +32,11 @@ TRAIN = [sample([n, n], [7, 8, 10], group=str(n)) for n in range(6)]
 HELD_OUT = [sample([0, 3], [7, 8, 10], group="held")]
 
 
-def fitting(split: Split, checkpoints: Checkpoints | None = None, **chosen: Any) -> Fitting:
+def fitting(
+    split: Split, checkpoints: Checkpoints | None = None, *, model: type[SmallModel] = SmallModel, **chosen: Any
+) -> Fitting:
     settings = FittingSettings(**{"epochs": 4, "batch_size": 2, **chosen})
-    return Fitting(Learner(SmallModel(), MODEL_LEARNS), split, settings, checkpoints=checkpoints)
+    return Fitting(Learner(model(), MODEL_LEARNS), split, settings, checkpoints=checkpoints)
 
 
 def run(one: Fitting) -> list[dict[str, float]]:
@@ -64,56 +66,6 @@ def likeliest(prompt: list[int]) -> int:
     """What an untrained model says first."""
     last = torch.tensor([[False] * (len(prompt) - 1) + [True]])
     return int(logits_of(SmallModel(), torch.tensor([prompt]), torch.tensor([len(prompt)]), last)[0].argmax())
-
-
-class TestLoss:
-    @pytest.mark.parametrize("max_batch_tokens", [1, 7, 1000])
-    def test_it_is_the_cross_entropy_of_the_chosen_tokens_in_packs_of_any_size(self, max_batch_tokens: int) -> None:
-        model = SmallModel()
-        samples = [sample([1, 2, 3], [4]), sample([5], [6, 7, 8, 9]), sample([2], [2])]
-
-        found = sft_loss(model, samples, max_batch_tokens=max_batch_tokens)
-
-        assert found == pytest.approx(by_hand(model, samples), abs=1e-12)
-
-    def test_it_is_what_the_learner_minimises(self) -> None:
-        model = SmallModel()
-        still = Learner(model, LearnerSettings(objective="likelihood", learning_rate=0.0, minibatches=1))
-
-        assert still.update(TRAIN)["learner/loss"] == pytest.approx(
-            sft_loss(model, TRAIN, max_batch_tokens=100), abs=1e-9
-        )
-
-
-class TestEpochs:
-    def test_the_examples_become_likelier_and_so_do_those_held_out(self) -> None:
-        found = run(fitting(Split(TRAIN, HELD_OUT), epochs=30))
-
-        assert found[-1]["sft/loss"] < 0.5 < found[1]["sft/loss"]
-        assert found[-1]["sft/held_out_loss"] < found[0]["sft/held_out_loss"] / 2
-
-    def test_an_epoch_that_is_cancelled_counts_as_not_made(self) -> None:
-        one = fitting(Split(TRAIN, []))
-
-        assert one.run_epoch(lambda: True) == {}
-        assert (one.epoch, one.learner.steps) == (0, 0)
-
-    def test_it_ends_when_the_held_out_loss_no_longer_falls_and_leaves_the_best_weights(self) -> None:
-        contrary = [sample([6, 6], [1, 2, 3], group="held")]
-        one = fitting(Split(TRAIN, contrary), epochs=50, patience=2)
-
-        found = run(one)
-
-        losses = [entry["sft/held_out_loss"] for entry in found]
-        assert one.epoch < 50
-        assert losses.index(min(losses)) == len(losses) - 3
-        assert sft_loss(one.learner.model, contrary, max_batch_tokens=100) == pytest.approx(min(losses))
-        assert one.best_loss == min(losses)
-
-    @pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch_size": 0}, {"patience": 0}])
-    def test_what_cannot_be_used_is_named(self, wrong: dict[str, int]) -> None:
-        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-            FittingSettings(**wrong)
 
 
 class AdaptedModel(SmallModel):
@@ -147,19 +99,67 @@ class AdaptedModel(SmallModel):
         super().load_state({**tensors, "added": torch.zeros_like(self.added)})
 
 
+class TestLoss:
+    @pytest.mark.parametrize("max_batch_tokens", [1, 7, 1000])
+    def test_it_is_the_cross_entropy_of_the_chosen_tokens_in_packs_of_any_size(self, max_batch_tokens: int) -> None:
+        model = SmallModel()
+        samples = [sample([1, 2, 3], [4]), sample([5], [6, 7, 8, 9]), sample([2], [2])]
+        found = sft_loss(Learner(model, LearnerSettings(max_batch_tokens=max_batch_tokens)), samples)
+        assert found == pytest.approx(by_hand(model, samples), abs=1e-12)
+
+    def test_it_is_what_the_learner_minimises(self) -> None:
+        model = SmallModel()
+        still = Learner(model, LearnerSettings(objective="likelihood", learning_rate=0.0, minibatches=1))
+        assert still.update(TRAIN)["learner/loss"] == pytest.approx(sft_loss(still, TRAIN), abs=1e-9)
+
+
+class TestEpochs:
+    def test_the_examples_become_likelier_and_so_do_those_held_out(self) -> None:
+        found = run(fitting(Split(TRAIN, HELD_OUT), epochs=30))
+        assert found[-1]["sft/loss"] < 0.5 < found[1]["sft/loss"]
+        assert found[-1]["sft/held_out_loss"] < found[0]["sft/held_out_loss"] / 2
+
+    def test_an_epoch_that_is_cancelled_counts_as_not_made(self) -> None:
+        one = fitting(Split(TRAIN, []))
+        assert one.run_epoch(lambda: True) == {}
+        assert (one.epoch, one.learner.steps) == (0, 0)
+
+    @pytest.mark.parametrize("model", [SmallModel, AdaptedModel])
+    def test_it_ends_when_the_held_out_loss_no_longer_falls_and_leaves_the_best_weights(
+        self, model: type[SmallModel]
+    ) -> None:
+        contrary = [sample([6, 6], [1, 2, 3], group="held")]
+        one = fitting(Split(TRAIN, contrary), model=model, epochs=50, patience=2)
+
+        found = run(one)
+
+        losses = [entry["sft/held_out_loss"] for entry in found]
+        assert one.epoch < 50
+        assert losses.index(min(losses)) == len(losses) - 3
+        assert sft_loss(one.learner, contrary) == pytest.approx(min(losses))
+        assert one.best_loss == min(losses)
+
+    @pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch_size": 0}, {"patience": 0}])
+    def test_what_cannot_be_used_is_named(self, wrong: dict[str, int]) -> None:
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+            FittingSettings(**wrong)
+
+
 class TestResuming:
-    def weights(self, one: Fitting) -> dict[str, Tensor]:
-        return one.learner.model.state()
-
-    @pytest.mark.parametrize("held_out", [[], HELD_OUT], ids=["nothing held out", "held out"])
-    def test_a_run_that_was_stopped_reaches_the_same_weights(self, tmp_path: Path, held_out: list[Sample]) -> None:
-        split = Split(TRAIN, held_out)
-        whole = fitting(split)
+    @pytest.mark.parametrize(
+        ("model", "held_out"),
+        [(SmallModel, []), (SmallModel, HELD_OUT), (AdaptedModel, [])],
+        ids=["nothing held out", "held out", "adapters"],
+    )
+    def test_a_run_that_was_stopped_reaches_the_same_weights(
+        self, tmp_path: Path, model: type[SmallModel], held_out: list[Sample]
+    ) -> None:
+        split, checkpoints = Split(TRAIN, held_out), Checkpoints(tmp_path)
+        whole = fitting(split, model=model)
         run(whole)
-        checkpoints = Checkpoints(tmp_path)
-        run(fitting(split, checkpoints, epochs=2))
+        run(fitting(split, checkpoints, model=model, epochs=2))
 
-        second = fitting(split, checkpoints)
+        second = fitting(split, checkpoints, model=model)
         latest = checkpoints.latest()
         assert latest is not None
         second.resume(latest, checkpoints.best())
@@ -168,37 +168,8 @@ class TestResuming:
         second.finish()
 
         assert second.epoch == 4
-        for name, weight in self.weights(whole).items():
-            assert torch.equal(self.weights(second)[name], weight)
-
-    def test_adapters_go_on_where_they_were(self, tmp_path: Path) -> None:
-        def adapted(epochs: int) -> Fitting:
-            settings = FittingSettings(epochs=epochs, batch_size=2)
-            return Fitting(
-                Learner(AdaptedModel(), MODEL_LEARNS), Split(TRAIN, []), settings, checkpoints=Checkpoints(tmp_path)
-            )
-
-        whole = adapted(4)
-        run(whole)
-        run(adapted(2))
-        second = adapted(4)
-        latest = Checkpoints(tmp_path).at(2)
-        assert latest is not None
-        second.resume(latest, None)
-        while not second.is_over:
-            second.run_epoch()
-
-        assert torch.equal(second.learner.model.trainable()["added"], whole.learner.model.trainable()["added"])
-
-    def test_adapters_of_the_best_epoch_are_left_as_adapters(self) -> None:
-        contrary = [sample([6, 6], [1, 2, 3], group="held")]
-        learner = Learner(AdaptedModel(), MODEL_LEARNS)
-
-        found = run(Fitting(learner, Split(TRAIN, contrary), FittingSettings(epochs=50, batch_size=2, patience=2)))
-
-        best = min(entry["sft/held_out_loss"] for entry in found)
-        assert sft_loss(learner.model, contrary, max_batch_tokens=100) == pytest.approx(best)
-        assert torch.equal(dict(learner.model.named_parameters())["inner"], SmallModel().inner)
+        for name, weight in whole.learner.model.trainable().items():
+            assert torch.equal(second.learner.model.trainable()[name], weight)
 
     def test_where_no_epoch_was_better_the_weights_of_the_beginning_remain(self, tmp_path: Path) -> None:
         contrary = [sample([n, n], [likeliest([n, n])], group="held") for n in range(6)]
@@ -216,4 +187,4 @@ class TestResuming:
         second.finish()
 
         for name, weight in SmallModel().state().items():
-            assert torch.equal(self.weights(second)[name], weight)
+            assert torch.equal(second.learner.model.state()[name], weight)

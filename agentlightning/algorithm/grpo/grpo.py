@@ -66,7 +66,6 @@ NOTABLE_EMPTY_STEPS: Final = 3
 MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
 """How often dynamic sampling sends further tasks for one step."""
-"""In the metadata of rollouts: the run that sent them."""
 WATCH_SECONDS: Final = 1.0
 """How often engines are looked at while rollouts are waited for."""
 

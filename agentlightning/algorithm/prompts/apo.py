@@ -353,7 +353,9 @@ class APO(Algorithm, Generic[_TaskT]):
         round_num: int,
     ) -> list[VersionedPromptTemplate]:
         """New prompts, `branch_factor` from each parent at most; each parent is run on a batch for each of them."""
-        names = self._prompt_names(resource_name)
+        resources = self.get_initial_resources() or {}
+        prompts = [name for name, one in resources.items() if isinstance(one, PromptTemplate)]
+        names = prompts if resource_name in prompts else [resource_name]  # which are changed in turn
         branches = [
             (place, number, parent.turned_to(names[(round_num + place + number) % len(names)]))
             for place, (_, parent) in enumerate(parent_prompts)
@@ -408,12 +410,6 @@ class APO(Algorithm, Generic[_TaskT]):
             logger.warning("%sThe model wrote no prompt.", prefix)
             return None
         return unwrapped(text), self._critiques.get(prefix)
-
-    def _prompt_names(self, resource_name: str) -> list[str]:
-        """The prompts that are changed in turn."""
-        resources = self.get_initial_resources() or {}
-        names = [name for name, one in resources.items() if isinstance(one, PromptTemplate)]
-        return names if resource_name in names else [resource_name]
 
     async def _evaluate_and_select_beam(
         self,

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -52,29 +53,28 @@ _SETTINGS: Final = (
 )
 
 
+@dataclass
 class TaskBatches(Iterator[list[_T]]):
-    """Batches without end, each drawn once: a run that goes on finds them in its journal.
+    """Batches without end, each drawn once: a run that goes on finds them in its journal."""
 
-    Args:
-        shuffle: Puts numbers in random order.
-    """
+    dataset: Dataset[_T]
+    size: int
+    journal: RunJournal
+    name: str
+    shuffle: Callable[[list[int]], object]
+    """Puts numbers in random order."""
+    last: list[int] = field(default_factory=list)
+    """The numbers of the last batch."""
+    _drawn: int = 0
 
-    def __init__(
-        self, dataset: Dataset[_T], size: int, journal: RunJournal, name: str, shuffle: Callable[[list[int]], object]
-    ) -> None:
-        self._dataset = dataset
-        self._draws = shuffled_batches(len(dataset), size, shuffle)
-        self._journal = journal
-        self._name = name
-        self._drawn = 0
-        self.last: list[int] = []
-        """The numbers of the last batch."""
+    def __post_init__(self) -> None:
+        self._draws = shuffled_batches(len(self.dataset), self.size, self.shuffle)
 
     def __next__(self) -> list[_T]:
         drawn = list(next(self._draws))
         self._drawn += 1
-        self.last = self._journal.remember(f"{self._name} batch {self._drawn}", lambda: drawn)
-        return [self._dataset[number] for number in self.last]
+        self.last = self.journal.remember(f"{self.name} batch {self._drawn}", lambda: drawn)
+        return [self.dataset[number] for number in self.last]
 
 
 class Search:
@@ -92,7 +92,6 @@ class Search:
         self._challenges: list[Challenge] = []
         self._refused: set[str] = set()
         """Versions that do not challenge the best prompt again."""
-        self.evaluator = Evaluator(apo.get_store(), apo._state, apo.rollout_batch_timeout, record=self._record)
 
     @property
     def _state(self) -> RunState:
@@ -238,8 +237,10 @@ class Search:
         """Let a prompt of the beam challenge the best one."""
         apo = self._apo
         if self._gate is None:
-            if has_new:
-                await self._promote_higher_mean(number)
+            if has_new:  # the first of the beam replaces the best prompt if its mean on all tasks is higher
+                await apo._update_best_prompt(self._beam, self._name, self._val, number)
+                if apo._history_best_version == self._beam[0].version != self._best.version:
+                    await self._promote(self._beam[0])
             return
         first = self._challenger()
         if first is None:
@@ -266,13 +267,6 @@ class Search:
             if one.version not in self._refused:
                 return one
         return None
-
-    async def _promote_higher_mean(self, number: int) -> None:
-        """Let the first of the beam replace the best prompt if its mean on all validation tasks is higher."""
-        apo, first = self._apo, self._beam[0]
-        await apo._update_best_prompt(self._beam, self._name, self._val, number)
-        if apo._history_best_version == first.version != self._best.version:
-            await self._promote(first)
 
     async def _challenge(self, candidate: VersionedPromptTemplate, number: int) -> Challenge:
         assert self._gate is not None

@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from typing_extensions import Self
@@ -50,35 +50,27 @@ class RunState:
         return cls(journal, ledger)
 
 
+@dataclass
 class Evaluator:
-    """Runs tasks for one run of an algorithm, within its budget.
+    """Runs tasks for one run of an algorithm, within its budget."""
 
-    Args:
-        record: Of the run to which rollouts belong.
-        most_failed_batches: Batches in a row without a success after which the run is given up; None for any number.
-    """
+    store: LightningStore
+    state: RunState
+    timeout_seconds: float
+    _: KW_ONLY
+    record: RunRecord | None = None
+    """Of the run to which rollouts belong."""
+    most_failed_batches: int | None = None
+    """Batches in a row without a success after which the run is given up; None for any number."""
+    has_succeeded: bool = False
+    """Whether any rollout has; a run in which none does is given up."""
+    _failed_batches: int = 0
 
-    def __init__(
-        self,
-        store: LightningStore,
-        state: RunState,
-        timeout_seconds: float,
-        *,
-        record: RunRecord | None = None,
-        most_failed_batches: int | None = None,
-    ) -> None:
-        self._store = store
-        self._batches = Batches(store)
-        self._record = record
-        self._state = state
-        self._timeout_seconds = timeout_seconds
-        self._most_failed_batches = most_failed_batches
-        self._failed_batches = 0
-        self.has_succeeded = False
-        """Whether any rollout has; a run in which none does is given up."""
+    def __post_init__(self) -> None:
+        self._batches = Batches(self.store)  # one for all, which numbers the groups
 
     def is_sent(self, step: str | None) -> bool:
-        return f"{step} sent" in self._state.journal
+        return f"{step} sent" in self.state.journal
 
     async def reserve(self, step: str | None, count: int, *, can_wait: bool = True) -> Hold:
         """Count rollouts before they are sent; BudgetSpent if they are too many.
@@ -87,10 +79,10 @@ class Evaluator:
             step: The name of the evaluation, which counts once however often it is resumed; None cannot be resumed.
             can_wait: Whether to wait for money that others hold back.
         """
-        journal, is_new = self._state.journal, not self.is_sent(step)
+        journal, is_new = self.state.journal, not self.is_sent(step)
         ids = None if is_new else journal.rollout_ids(step, count)
-        found = 0 if ids is None else len(await self._store.query_rollouts(rollout_id_in=ids))
-        hold = await self._state.ledger.take_rollouts(count, is_new=is_new, found=found, can_wait=can_wait)
+        found = 0 if ids is None else len(await self.store.query_rollouts(rollout_id_in=ids))
+        hold = await self.state.ledger.take_rollouts(count, is_new=is_new, found=found, can_wait=can_wait)
         if is_new and step is not None:
             journal.put(f"{step} sent", count)
         return hold
@@ -99,26 +91,26 @@ class Evaluator:
         self, step: str | None, tasks: Sequence[Any], *, mode: RolloutMode, resources_id: str
     ) -> tuple[list[str], list[Rollout]]:
         """Send tasks and wait; the ids of all rollouts, and the rollouts that are over. Late ones are cancelled."""
-        ids, config = await self._usable_ids(self._state.journal.rollout_ids(step, len(tasks))), None
+        ids, config = await self._usable_ids(self.state.journal.rollout_ids(step, len(tasks))), None
         if ids is not None:  # a runner that dies with this process leaves its rollout to another
             config = RolloutConfig(
                 unresponsive_seconds=SILENCE_SECONDS, max_attempts=MOST_ATTEMPTS, retry_condition=["unresponsive"]
             )
-        metadata = {"step": self._state.round - 1, **({} if self._record is None else self._record.rollout_metadata())}
+        metadata = {"step": self.state.round - 1, **({} if self.record is None else self.record.rollout_metadata())}
         sent = await self._batches.send(
             tasks, mode=mode, resources_id=resources_id, rollout_ids=ids, metadata=metadata, config=config
         )
-        finished = await self._batches.wait(sent, self._timeout_seconds)
+        finished = await self._batches.wait(sent, self.timeout_seconds)
         if late := len(sent.group_of) - len(finished):
-            self._state.counts["rollouts that were late"] += late
-            logger.warning("%d rollouts are not over after %.0f s and are cancelled.", late, self._timeout_seconds)
+            self.state.counts["rollouts that were late"] += late
+            logger.warning("%d rollouts are not over after %.0f s and are cancelled.", late, self.timeout_seconds)
         return list(sent.group_of), finished
 
     async def _usable_ids(self, ids: Sequence[str] | None) -> list[str] | None:
         """Ids under which rollouts can be sent; those that failed or were cancelled run again under another id."""
         if ids is None:
             return None
-        known = {one.rollout_id: one for one in await self._store.query_rollouts(rollout_id_in=ids)}
+        known = {one.rollout_id: one for one in await self.store.query_rollouts(rollout_id_in=ids)}
         usable = []
         for rollout_id in ids:
             name, found = rollout_id, known.get(rollout_id)
@@ -126,11 +118,11 @@ class Evaluator:
                 if found is None or found.status not in ("failed", "cancelled"):
                     break
                 name = f"{rollout_id}-again-{again}"
-                found = await self._store.get_rollout_by_id(name)
+                found = await self.store.get_rollout_by_id(name)
             if name != rollout_id and found is None:
-                hold = await self._state.ledger.take_rollouts(1, can_wait=False)
-                self._state.ledger.end_rollouts(hold, [], unfinished=1)  # what the first one may have cost
-                self._state.journal.put(f"{name} sent", 1)
+                hold = await self.state.ledger.take_rollouts(1, can_wait=False)
+                self.state.ledger.end_rollouts(hold, [], unfinished=1)  # what the first one may have cost
+                self.state.journal.put(f"{name} sent", 1)
             usable.append(name)
         return usable
 
@@ -139,14 +131,14 @@ class Evaluator:
         is_success = any(rollout.status == "succeeded" for rollout in finished)
         self._failed_batches = 0 if is_success else self._failed_batches + 1
         self.has_succeeded = self.has_succeeded or is_success
-        too_many = self._most_failed_batches is not None and self._failed_batches >= self._most_failed_batches
+        too_many = self.most_failed_batches is not None and self._failed_batches >= self.most_failed_batches
         if is_success or (self.has_succeeded and not too_many):
             return
         if not finished:
             raise TrainingError(
-                f"No rollout was finished after {self._timeout_seconds:.0f} s; are there runners, and can they work?"
+                f"No rollout was finished after {self.timeout_seconds:.0f} s; are there runners, and can they work?"
             )
-        error = await first_traceback(self._store, finished)
+        error = await first_traceback(self.store, finished)
         raise TrainingError(f"All {len(finished)} rollouts failed, so there is nothing to learn from; {error}")
 
 

@@ -1,7 +1,7 @@
 """GEPA: prompts that evolve by reflection, with rollouts through the store and their traces as feedback.
 
-The evolution is that of the `gepa` package (`gepa_engine`); its candidates run as rollouts (`gepa_rollouts`), and a
-model that is shown their traces writes new ones (`reflection`). The validation tasks are split: by one part candidates
+The evolution is that of the `gepa` package, and its candidates run as rollouts (`gepa_engine`); a model that is shown
+their traces writes new ones (`reflection`). The validation tasks are split: by one part candidates
 are chosen, and on the other the best of them is compared with the seed, pair by pair. It replaces the seed only if it
 is better there.
 

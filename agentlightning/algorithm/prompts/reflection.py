@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -172,9 +172,12 @@ def reflective_record(
         reward: What to say of its reward.
         error: Why the rollout failed; None if it did not.
     """
-    notes = [reward, *_further_rewards(spans), *_remarks(spans)]
+    rewarded = find_reward_spans(spans)
+    parts = get_rewards_from_span(rewarded[-1]) if rewarded else []
+    further = [f"Reward for '{part.name}': {part.value:g}" for part in parts] if len(parts) > 1 else []
+    notes = [reward, *further, *_remarks(spans)]
     try:
-        conversations = "\n\n".join(map(_conversation, _whole_conversations(adapter.adapt(list(spans)))))
+        conversations = "\n\n".join(_whole_conversations(adapter.adapt(list(spans))))
     except ValueError as unreadable:
         conversations = ""
         notes.append(f"The trace could not be read: {unreadable}")
@@ -185,13 +188,6 @@ def reflective_record(
         "Generated Outputs": _shortened(conversations) or "(no model call was recorded)",
         "Feedback": _shortened("\n".join(notes)),
     }
-
-
-def _further_rewards(spans: Sequence[Span]) -> list[str]:
-    """The parts of the last reward, where it has several."""
-    rewarded = find_reward_spans(spans)
-    parts = get_rewards_from_span(rewarded[-1]) if rewarded else []
-    return [f"Reward for '{part.name}': {part.value:g}" for part in parts] if len(parts) > 1 else []
 
 
 def _remarks(spans: Sequence[Span]) -> list[str]:
@@ -206,22 +202,14 @@ def _remarks(spans: Sequence[Span]) -> list[str]:
     return remarks
 
 
-def _whole_conversations(calls: Sequence[OpenAIMessages]) -> list[OpenAIMessages]:
-    """Without those that a later call goes on with; its prompt holds them."""
-    return [
-        call
-        for number, call in enumerate(calls)
-        if not any(_goes_on(call["messages"], later["messages"]) for later in calls[number + 1 :])
-    ]
-
-
-def _goes_on(earlier: Sequence[JsonMapping], later: Sequence[JsonMapping]) -> bool:
-    prompt = len(earlier) - 1
-    return len(later) > len(earlier) and list(later[:prompt]) == list(earlier[:prompt])
-
-
-def _conversation(call: OpenAIMessages) -> str:
-    return "\n\n".join(f"[{message.get('role', 'unknown')}]\n{_content_of(message)}" for message in call["messages"])
+def _whole_conversations(calls: Sequence[OpenAIMessages]) -> Iterator[str]:
+    """As texts, without those that a later call goes on with: its prompt holds them."""
+    for number, call in enumerate(calls):
+        said = call["messages"]
+        prompt = list(said[:-1])
+        later = (one["messages"] for one in calls[number + 1 :])
+        if not any(len(one) > len(said) and list(one[: len(prompt)]) == prompt for one in later):
+            yield "\n\n".join(f"[{message.get('role', 'unknown')}]\n{_content_of(message)}" for message in said)
 
 
 def _content_of(message: JsonMapping) -> str:

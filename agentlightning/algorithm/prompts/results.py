@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -179,27 +179,25 @@ class OptimisationResult:
                 file.write(json.dumps(self.to_json(), ensure_ascii=False, indent=2).encode() + b"\n")
 
 
+@dataclass
 class RunRecord:
-    """Writes to a run of its own, and its curves also to the trainer's. A store that keeps no runs is left alone.
+    """Writes to a run of its own, and its curves also to the trainer's. A store that keeps no runs is left alone."""
 
-    Args:
-        name: Of the run: that of the algorithm.
-    """
-
-    def __init__(self, store: LightningStore, trainer_run_id: str | None, *, name: str) -> None:
-        self._store = store
-        self._name = name
-        self._trainer_run_id = trainer_run_id
-        self.run_id: str | None = None
+    store: LightningStore
+    trainer_run_id: str | None
+    _: KW_ONLY
+    name: str
+    """Of the run: that of the algorithm."""
+    run_id: str | None = None
 
     @asynccontextmanager
     async def kept(
         self, config: JsonObject, run_id: str | None, summary: Callable[[], JsonObject]
     ) -> AsyncIterator[None]:
         """Begin the run, or go on with the one of this id; an error in the block ends it as failed or stopped."""
-        metadata = {} if self._trainer_run_id is None else {"trainer_run_id": self._trainer_run_id}
-        described = {"algorithm": self._name, **config}
-        run = await self._store.start_run(self._name, config=described, metadata=metadata, run_id=run_id)
+        metadata = {} if self.trainer_run_id is None else {"trainer_run_id": self.trainer_run_id}
+        described = {"algorithm": self.name, **config}
+        run = await self.store.start_run(self.name, config=described, metadata=metadata, run_id=run_id)
         self.run_id = run.run_id
         try:
             yield
@@ -211,20 +209,20 @@ class RunRecord:
 
     def rollout_metadata(self) -> JsonObject:
         """What a rollout names as its run: that of the trainer, which has the verdict, or this one."""
-        run_id = self._trainer_run_id or self.run_id
+        run_id = self.trainer_run_id or self.run_id
         return {} if run_id is None else {"run_id": run_id}
 
     async def draw(self, step: int, values: Mapping[str, float]) -> None:
         """Add to the curves."""
         finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
-        for run_id in (self.run_id, self._trainer_run_id):
+        for run_id in (self.run_id, self.trainer_run_id):
             if run_id is not None:
-                await self._store.add_metrics(run_id, step, finite)
+                await self.store.add_metrics(run_id, step, finite)
 
     async def write(self, status: RunStatus, summary: JsonObject) -> None:
         """Write down how things stand."""
         if self.run_id is not None:
-            await self._store.finish_run(self.run_id, status, summary=summary)
+            await self.store.finish_run(self.run_id, status, summary=summary)
 
 
 Fate = Literal["seed", "proposed", "rejected", "dropped", "kept", "refused", "promoted"]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -93,38 +93,22 @@ class AttributedApp:
         await self._app(scope, receive, send)
 
 
+@dataclass(eq=False)
 class ClientEngine:
     """A `TokenEngine` over verl's client."""
 
-    def __init__(
-        self,
-        client: LlmClient,
-        sessions: Sessions,
-        *,
-        name: str,
-        end_ids: frozenset[int],
-        max_length: int,
-        max_new_tokens: int,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            max_length: Tokens of prompt and answer together.
-            max_new_tokens: Of an answer, where the agent does not ask for fewer.
-        """
-        self.max_length = max_length
-        self.version = 0
-        self._client = client
-        self._sessions = sessions
-        self._name = name
-        self._end_ids = end_ids
-        self._max_new_tokens = max_new_tokens
-        self._requests = 0
-        self._has_warned = False
-
-    @property
-    def name(self) -> str:
-        return self._name
+    client: LlmClient
+    sessions: Sessions
+    _: KW_ONLY
+    name: str
+    end_ids: frozenset[int]
+    max_length: int
+    """Tokens of prompt and answer together."""
+    max_new_tokens: int
+    """Of an answer, where the agent does not ask for fewer."""
+    version: int = 0
+    _requests: int = 0
+    _has_warned: bool = False
 
     def start_serving(self) -> None:
         """verl's servers run already."""
@@ -140,14 +124,14 @@ class ClientEngine:
     ) -> GenerationFuture:
         """Sample for the session whose request is being served."""
         rollout_id, attempt_id = _caller.get()
-        session = self._sessions.admit(rollout_id, attempt_id)
+        session = self.sessions.admit(rollout_id, attempt_id)
         room = self.max_length - len(prompt_ids)
         if room < 1:
             raise InvalidRequest(
                 f"The prompt has {len(prompt_ids)} tokens, and the model takes {self.max_length} with the answer; "
                 "shorten it, or raise data.max_prompt_length."
             )
-        parameters = self._parameters(session, sampling, min(sampling.max_new_tokens, self._max_new_tokens, room))
+        parameters = self._parameters(session, sampling, min(sampling.max_new_tokens, self.max_new_tokens, room))
         future = GenerationFuture()
         work = self._generate(future, attempt_id, list(prompt_ids), parameters, on_token)
         task = asyncio.get_running_loop().create_task(work, name="agl-verl-generate")
@@ -181,9 +165,9 @@ class ClientEngine:
         on_token: OnToken | None,
     ) -> None:
         limit = parameters["max_tokens"]
-        stops = self._end_ids | set(parameters.get("stop_token_ids", ()))
+        stops = self.end_ids | set(parameters.get("stop_token_ids", ()))
         try:
-            output = await self._client.generate(attempt_id, prompt_ids=prompt_ids, sampling_params=parameters)
+            output = await self.client.generate(attempt_id, prompt_ids=prompt_ids, sampling_params=parameters)
             future.set_result(self._generation(output, len(prompt_ids), limit, stops, on_token))
         except asyncio.CancelledError:
             future.set_exception(EngineError("The agent loop ended before the answer was sampled."))

@@ -1,6 +1,5 @@
 """Algorithms: what they work with, as classes and as functions."""
 
-import asyncio
 import gc
 import inspect
 import math
@@ -16,10 +15,9 @@ from agentlightning.algorithm.utils import (
     report_metrics,
     shuffled_batches,
     with_llm_proxy,
-    with_store,
 )
 from agentlightning.errors import ConfigurationError
-from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore
+from agentlightning.store import InMemoryLightningStore
 from tests import warm_python
 
 
@@ -48,7 +46,6 @@ def test_a_local_adapter_is_kept_alive() -> None:
     algorithm = Careless()
     algorithm.set_adapter(TracerTraceToTriplet())
     gc.collect()
-
     assert isinstance(algorithm.get_adapter(), TracerTraceToTriplet)
 
 
@@ -66,47 +63,6 @@ def prepared(algorithm: FunctionalAlgorithm) -> FunctionalAlgorithm:
     algorithm.set_store(InMemoryLightningStore())
     algorithm.set_adapter(TracerTraceToTriplet())
     return algorithm
-
-
-def test_a_function_gets_what_it_declares() -> None:
-    seen: dict[str, Any] = {}
-
-    @algo
-    def algorithm(*, store: Any, adapter: Any, llm_proxy: Any, initial_resources: Any, train_dataset: Any) -> None:
-        seen.update(store=store, adapter=adapter, proxy=llm_proxy, resources=initial_resources, train=train_dataset)
-
-    prepared(algorithm).run(train_dataset=[1, 2])
-
-    assert isinstance(seen["store"], BlockingStore)
-    seen["store"].close()
-    assert (seen["proxy"], seen["resources"], seen["train"]) == (None, None, [1, 2])
-
-
-def test_a_plain_function_may_use_the_store_without_awaiting() -> None:
-    @algo
-    def algorithm(*, store: Any) -> None:
-        rollout = store.enqueue_rollout("task")
-        assert store.get_rollout_by_id(rollout.rollout_id).status == "queuing"
-        store.close()
-
-    prepared(algorithm).run()
-
-    assert len(asyncio.run(algorithm.get_store().query_rollouts())) == 1
-
-
-def test_a_coroutine_function_gets_the_store_itself() -> None:
-    seen: list[LightningStore] = []
-
-    @algo
-    async def algorithm(*, store: LightningStore) -> None:
-        seen.append(store)
-
-    result = prepared(algorithm).run()
-    assert result is not None
-    asyncio.run(result)  # type: ignore[arg-type] # a coroutine it is
-
-    assert seen == [algorithm.get_store()]
-    assert algorithm.is_async()
 
 
 @pytest.mark.parametrize("name", ["train_dataset", "val_dataset"])
@@ -133,7 +89,6 @@ def test_batches_give_every_sample_before_any_comes_again() -> None:
 @pytest.mark.parametrize("batch_size", [3, 4, 100])
 def test_a_small_data_set_comes_whole(batch_size: int) -> None:
     batches = batch_iter_over_dataset([1, 2, 3], batch_size)
-
     assert [sorted(next(batches)) for _ in range(3)] == [[1, 2, 3]] * 3
 
 
@@ -183,19 +138,11 @@ class FakeProxy:
 
 
 class Using(Algorithm):
-    @with_store
-    async def read(self, store: Any, number: int) -> Any:
-        return store, number
-
     @with_llm_proxy()
     async def ask(self, proxy: Any, question: str) -> Any:
         if question == "fail":
             raise ValueError("no")
         return proxy, question
-
-    @with_llm_proxy(required=True)
-    async def must_ask(self, proxy: Any) -> Any:
-        return proxy
 
     @with_llm_proxy(auto_start=False)
     async def ask_as_it_is(self, proxy: Any) -> Any:

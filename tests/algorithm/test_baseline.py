@@ -58,22 +58,18 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 async def test_nothing_to_do_is_told(datasets: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     algorithm = Baseline()
     algorithm.set_store(InMemoryLightningStore())
-
     await algorithm.run(**datasets)
-
     assert "both data sets are empty" in caplog.text
 
 
 async def test_every_sample_is_sent_once_an_epoch_with_its_mode() -> None:
     store = await run_baseline(Baseline(n_epochs=2), train_dataset=["a", "b"], val_dataset=["c"])
-
     sent = [(rollout.input, rollout.mode) for rollout in await store.query_rollouts()]
     assert sorted(sent) == sorted([("a", "train"), ("b", "train"), ("c", "val")] * 2)
 
 
 async def test_a_small_queue_skips_no_sample() -> None:
     store = await run_baseline(Baseline(max_queue_length=1, polling_interval=0.01), train_dataset=list(range(25)))
-
     assert [rollout.input for rollout in await store.query_rollouts(sort_by="start_time")] == list(range(25))
 
 
@@ -90,9 +86,7 @@ async def test_initial_resources_are_published_under_their_name() -> None:
 async def test_a_store_of_the_0_2_release_will_do() -> None:
     store = OldStore()
     await store.add_resources(RESOURCES)
-
     await run_baseline(Baseline(polling_interval=0.05), store=store, train_dataset=list(range(6)))
-
     assert {rollout.status for rollout in await store.query_rollouts()} == {"succeeded"}
 
 
@@ -146,7 +140,6 @@ async def test_spans_that_an_adapter_cannot_read_and_rollouts_that_fail_harm_no_
 ) -> None:
     with caplog.at_level(logging.INFO, logger=LOGGER):
         await run_baseline(Baseline(), adapter=Failing(ValueError("unreadable")), train_dataset=["bad", "a", "b"])
-
     assert caplog.text.count("unreadable") == caplog.text.count("Finished with status succeeded") == 2
     assert caplog.text.count("Finished with status failed") == 1
 

@@ -151,9 +151,7 @@ async def test_late_rollouts_are_cancelled_and_the_others_are_returned(make_span
 
 async def test_ids_of_ones_own_are_not_sent_twice() -> None:
     store = InMemoryLightningStore()
-
     first, second = [await Batches(store).send(["x", "y"], rollout_ids=["a", "b"]) for _ in range(2)]
-
     assert list(first.group_of) == list(second.group_of) == ["a", "b"]
     assert len(await store.query_rollouts()) == 2
 
@@ -204,6 +202,5 @@ def test_it_can_be_said_what_failures_count(
     failed: FailedReward, rewards: list[float], mean: float, words: str
 ) -> None:
     score = score_of([*map(finished, rewards), finished(None, "failed")], failed)
-
     assert score.reward.mean == mean
     assert str(score.reward).endswith(words)

@@ -23,7 +23,6 @@ def test_student_quantiles_are_those_of_the_tables(probability: float, degrees: 
 )
 def test_zeros_and_ones_get_wilsons_interval(wins: int, n: int, low: float, high: float) -> None:
     told = estimate([1.0] * wins + [0.0] * (n - wins))
-
     assert (told.mean, told.n) == (wins / n, n)
     assert [told.low, told.high] == pytest.approx([low, high], abs=1e-4)
 
@@ -39,7 +38,6 @@ def test_zeros_and_ones_get_wilsons_interval(wins: int, n: int, low: float, high
 )
 def test_rewards_from_0_to_1_count_one_more_that_was_not_seen(values: list[float], low: float, high: float) -> None:
     told = estimate(values)
-
     assert [told.low, told.high] == pytest.approx([low, high], abs=1e-6)
 
 
@@ -47,7 +45,6 @@ def test_rewards_from_0_to_1_count_one_more_that_was_not_seen(values: list[float
 @pytest.mark.parametrize("n", [1, 5, 1000])
 def test_rewards_that_are_all_the_same_prove_no_mean(value: float, n: int) -> None:
     told = estimate([value] * n)
-
     assert 0 <= told.low <= value <= told.high <= 1
     assert told.high - told.low > 1 / (n + 1)
 

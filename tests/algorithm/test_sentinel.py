@@ -31,15 +31,12 @@ def finished(group: str, ids: list[int], **rewards: float) -> FinishedRollout:
 
 def test_a_step_is_measured_by_length_diversity_and_the_watched_reward() -> None:
     step = [finished("a", [1, 2], main=1.0, quality=0.25), finished("b", [1, 2, 3, 4], main=1.0, quality=0.75)]
-
     figures = Sentinel("quality").figures(step)
-
     assert figures == {"answers/tokens": 3.0, "answers/distinct": 1.0, "watched/mean": 0.5, "watched/error": 0.25}
 
 
 def test_a_function_may_judge_what_is_watched() -> None:
     figures = Sentinel(lambda one: float(len(one.spans))).figures([finished("a", [1], main=1.0)])
-
     assert figures["watched/mean"] == 2.0
 
 
@@ -77,7 +74,6 @@ def test_a_loophole_is_found_and_a_healthy_run_left_alone(seed: int) -> None:
 )
 def test_curves_that_run_away_are_alarms(name: str, start: float, end: float, alarm: str | None) -> None:
     found = alarms_of({name: noisy(start, end, 1, error=0.0)})
-
     assert [one.name for one in found] == ([] if alarm is None else [alarm])
 
 
@@ -102,7 +98,6 @@ def test_an_alarm_is_raised_once_and_forgotten_with_the_run() -> None:
 )
 def test_the_gain_of_a_training_is_tested_in_pairs(before: list[Any], after: list[Any], verdict: str) -> None:
     gain = gain_summary(before, after)["gain"]
-
     assert (gain["verdict"], gain["n"], gain["low"] <= gain["mean"] <= gain["high"]) == (verdict, 40, True)
 
 

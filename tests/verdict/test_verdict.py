@@ -134,9 +134,7 @@ async def test_a_fault_is_the_cause_that_the_verdict_names(fault: Fault) -> None
 async def test_a_run_of_which_nothing_ran_says_so() -> None:
     run = await Recorded().begin()
     await Batches(run.store).send([1, 2], metadata={"run_id": run.run_id})
-
     found = await verdict_of_run(run.store, await run.end())
-
     assert_named(found, "nothing_ran", "2 rollouts wait in the queue")
 
 
@@ -190,7 +188,6 @@ WEIGHTED = Fault(
 @pytest.mark.parametrize("run", [HEALTHY, SOLVED, WEIGHTED], ids=["healthy", "solved", "weighted"])
 async def test_a_healthy_run_has_no_findings(run: Fault) -> None:
     found = await judged(run)
-
     assert (found.outcome, found.findings) == ("gained", ())
 
 
@@ -213,7 +210,6 @@ async def test_a_healthy_run_has_no_findings(run: Fault) -> None:
 )
 async def test_validation_says_what_was_gained(summary: dict[str, Any], outcome: str, sentence: str) -> None:
     found = await judged(HEALTHY, summary)
-
     assert (found.outcome, found.sentence.startswith(sentence)) == (outcome, True), found.sentence
 
 
@@ -230,7 +226,6 @@ async def test_rollouts_of_another_run_do_not_count() -> None:
 
 async def test_a_summary_is_json_and_a_text_lists_the_findings() -> None:
     found = await judged(FAULTS["all wrong"])
-
     assert found.as_summary()["findings"][0]["figures"] == {"groups": 4, "same": 4, "equal_answers": 0, "reward": 0.0}
     assert str(found).splitlines()[1].startswith("- In 4 of 4 groups all rewards are the same")
 
@@ -271,5 +266,4 @@ async def test_a_rollout_of_a_team_says_what_to_improve() -> None:
 def test_the_page_on_agents_that_do_not_learn_names_every_outcome_and_finding() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "my-agent-does-not-learn.md"
     text = page.read_text(encoding="utf-8")
-
     assert [name for name in (*get_args(Outcome), *FINDINGS) if f"| `{name}` |" not in text] == []

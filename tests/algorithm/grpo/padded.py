@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Answer", "Rollouts", "dapo_penalty", "grouped", "loss", "per_turn", "token_logprobs"]
-
 
 @dataclass
 class Answer:

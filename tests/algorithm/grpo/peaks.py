@@ -5,8 +5,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["peak_bytes"]
-
 
 def peak_bytes(work: Callable[[], object]) -> int:
     """What torch's allocator gave out at most while some work was done, beyond what was in use before."""

@@ -26,8 +26,6 @@ from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
 from tests.engine.small_llama import WORDS, save_small_llama, word_tokenizer
 
-__all__ = ["CASES", "LORA", "Case", "on_devices", "sample"]
-
 VOCABULARY = len(WORDS) + 5
 LORA = LoraOptions(rank=3, targets=("o_proj", "down_proj", "lm_head"))
 

@@ -1,12 +1,9 @@
 """A model small enough to be checked by hand: what a learner needs of a `CausalModel`, in 64 bits."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-__all__ = ["SmallModel"]
 
 
 class SmallModel(nn.Module):
@@ -67,15 +64,3 @@ class SmallModel(nn.Module):
 
     def train_mode(self, enabled: bool, *, dropout: bool = True) -> None:
         self.modes.append(enabled)
-
-    def new_cache(self, slots: int, length: int) -> Any:
-        raise NotImplementedError
-
-    def prefill(self, ids: Tensor, lengths: Tensor, cache: Any, slots: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def decode(self, tokens: Tensor, positions: Tensor, cache: Any, n: int) -> Tensor:
-        raise NotImplementedError
-
-    def move(self, cache: Any, source: int, target: int, length: int) -> None:
-        raise NotImplementedError

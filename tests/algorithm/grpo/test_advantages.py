@@ -23,7 +23,6 @@ def expected(rewards: np.ndarray, kind: AdvantageKind) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_group_is_compared_as_the_formula_says(kind: AdvantageKind) -> None:
     found = advantages(list(REWARDS), kind)
-
     np.testing.assert_allclose(found.values, expected(REWARDS, kind), rtol=1e-12)
     assert not found.degenerate
 
@@ -42,9 +41,7 @@ def test_groups_are_compared_each_within_itself(kind: AdvantageKind) -> None:
 
 def test_reinforce_plus_plus_compares_the_whole_batch() -> None:
     rewards = [0.0, 0.0, 1.0, 1.0]  # every group by itself says nothing
-
     found = advantages(rewards, "reinforce_plus_plus", groups=["a", "a", "b", "b"])
-
     np.testing.assert_allclose(found.values, expected(np.array(rewards), "reinforce_plus_plus"))
     assert not found.degenerate
 
@@ -67,7 +64,6 @@ def test_rewards_that_say_nothing_give_zeros_and_a_reason(
     kind: AdvantageKind, rewards: list[float], reason: Degenerate | None
 ) -> None:
     found = advantages(rewards, kind)
-
     assert found.values == [0.0] * len(rewards)
     assert found.degenerate == ({} if reason is None else {"": reason})
 
@@ -75,14 +71,12 @@ def test_rewards_that_say_nothing_give_zeros_and_a_reason(
 @pytest.mark.parametrize("kind", KINDS)
 def test_rewards_that_are_not_finite_leave_the_others_as_they_would_be(kind: AdvantageKind) -> None:
     found = advantages([math.nan, *REWARDS, -math.inf], kind)
-
     assert found.not_finite == [0, 5]
     assert found.values == [0.0, *advantages(list(REWARDS), kind).values, 0.0]
 
 
 def test_a_group_can_be_asked_to_be_larger() -> None:
     found = advantages([0.0, 1.0, 0.0, 1.0, 0.5], groups=["a", "a", "b", "b", "b"], min_group_size=3)
-
     assert found.degenerate == {"a": Degenerate.TOO_SMALL}
     assert found.values[:2] == [0.0, 0.0]
     assert found.values[3] > 0
@@ -97,6 +91,5 @@ def test_names_of_groups_must_be_as_many_as_rewards() -> None:
 @given(st.lists(st.floats(), max_size=12))
 def test_advantages_are_finite_and_sum_to_nothing(kind: AdvantageKind, rewards: list[float]) -> None:
     values = advantages(rewards, kind).values
-
     assert all(map(math.isfinite, values))
     assert abs(sum(values)) <= 1e-6 * max(map(abs, values), default=0)

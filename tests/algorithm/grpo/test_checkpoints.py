@@ -51,16 +51,13 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 def test_others_may_read_what_is_saved(tmp_path: Path) -> None:
     folder = save(Checkpoints(tmp_path), 1)
-
     modes = {path.name: path.stat().st_mode & 0o044 for path in folder.iterdir()}
-
     assert folder.stat().st_mode & 0o055 != 0
     assert set(modes.values()) == {0o044}
 
 
 def test_where_nothing_was_saved_there_is_nothing(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "run")
-
     assert checkpoints.latest() is None
     assert checkpoints.best() is None
     assert not (tmp_path / "run").exists()
@@ -184,7 +181,6 @@ def test_progress_that_is_not_json_is_refused_and_leaves_nothing(tmp_path: Path,
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
-
     with pytest.raises(TrainingError, match=r"step 1 .*run"):
         save(Checkpoints(tmp_path / "run"), 1)
 

@@ -67,11 +67,7 @@ def test_solved_run_ends_well_and_leaves_its_model(tmp_path: Path, caplog: pytes
     assert algorithm.result.mean == 1.0
     assert are_same(weights(algorithm), exported(tmp_path / "model"))
     assert f"Nothing is left to learn: in the last {MOST_EMPTY_STEPS} steps every reward was 1" in caplog.text
-    assert [run.status for run in asyncio.run(_runs(made.store))] == ["succeeded"]
-
-
-async def _runs(store: agl.LightningStore) -> Any:
-    return await store.query_runs()
+    assert [run.status for run in asyncio.run(made.store.query_runs())] == ["succeeded"]
 
 
 def test_run_that_is_stuck_below_its_best_reward_is_given_up_and_leaves_its_model(tmp_path: Path) -> None:
@@ -174,7 +170,7 @@ def test_run_stops_at_the_alarm_of_its_sentinel_which_shows_both_curves(caplog: 
     algorithm = grpo(steps=30, sentinel=Sentinel("watched", stop=True))
     made = fit(algorithm, Hacking(every_second))
 
-    (run,) = asyncio.run(_runs(made.store))
+    (run,) = asyncio.run(made.store.query_runs())
     (alarm,) = run.summary["alarms"]
     assert (run.status, algorithm.progress.step, alarm["name"]) == ("succeeded", 6, "reward_hacking")
     assert alarm["curves"]["watched/mean"] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
@@ -189,7 +185,7 @@ def test_what_a_killed_run_left_is_withdrawn_before_runners_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit(grpo(steps=1, checkpoints=tmp_path), store=(store := agl.InMemoryLightningStore()))
-    (resources_id, *_) = {rollout.resources_id for rollout in asyncio.run(_rollouts(store))}
+    (resources_id, *_) = {rollout.resources_id for rollout in asyncio.run(store.query_rollouts())}
     left = asyncio.run(store.enqueue_rollout("say 99", resources_id=resources_id))
     agent, original = Asking(every_second), Batches.withdraw_left
 
@@ -207,18 +203,14 @@ def test_what_a_killed_run_left_is_withdrawn_before_runners_begin(
 def test_killed_run_is_closed_when_another_takes_its_place(tmp_path: Path) -> None:
     store = agl.InMemoryLightningStore()
     fit(grpo(steps=1, checkpoints=tmp_path), store=store)
-    (dead,) = asyncio.run(_runs(store))
+    (dead,) = asyncio.run(store.query_runs())
     asyncio.run(store.finish_run(dead.run_id, "running"))  # as if nobody had ended it
 
     fit(grpo(steps=2, checkpoints=tmp_path, resume=True), store=store)
 
-    dead, resumed = asyncio.run(_runs(store))
+    dead, resumed = asyncio.run(store.query_runs())
     assert [dead.status, resumed.status] == ["failed", "succeeded"]
     assert dead.summary["error"].endswith(f"run '{resumed.run_id}' takes its place.")
-
-
-async def _rollouts(store: agl.LightningStore) -> Any:
-    return await store.query_rollouts()
 
 
 # ---------------------------------------------------------------------- where the model is left
@@ -232,6 +224,5 @@ def test_output_that_would_replace_the_checkpoints_is_refused(tmp_path: Path, ou
 
 def test_output_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-
     with pytest.raises(ConfigurationError, match="something else than a model"):
         grpo(output=tmp_path)

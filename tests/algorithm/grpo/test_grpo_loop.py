@@ -242,12 +242,8 @@ def test_run_that_is_stopped_leaves_a_checkpoint_of_whole_steps_and_its_model(
     assert kept.progress["curriculum"]["position"] == 2 * kept.step
     assert are_same(weights(stopped), kept.model_state())
     assert are_same(weights(stopped), load(str(tmp_path / "out"))[0].state())
-    statuses = [rollout.status for rollout in asyncio.run(_rollouts(made[0].store))]
+    statuses = [rollout.status for rollout in asyncio.run(made[0].store.query_rollouts())]
     assert set(statuses) <= {"succeeded", "cancelled", "failed"}
-
-
-async def _rollouts(store: agl.LightningStore) -> Any:
-    return await store.query_rollouts()
 
 
 # ---------------------------------------------------------------------- asynchronous
@@ -421,16 +417,13 @@ def test_choice_that_cannot_work_is_refused(changes: dict[str, Any], words: str)
 
 def test_temperature_of_the_rollouts_is_that_of_the_samples() -> None:
     algorithm = grpo(temperature=0.7, sampling=SampleSettings(advantage="rloo"))
-
     assert (algorithm.sampling.temperature, algorithm.sampling.advantage) == (0.7, "rloo")
 
 
 def test_second_run_of_the_same_algorithm_begins_anew(engine: SharedEngine) -> None:
     algorithm = grpo(steps=1)
-
     fit(algorithm)
     fit(algorithm)
-
     assert (algorithm.progress.step, algorithm.policies[0].version) == (1, 1)
 
 

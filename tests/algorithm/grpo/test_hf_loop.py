@@ -109,12 +109,8 @@ def check_learning(algorithm: GRPO, made: agl.Trainer) -> None:
     assert sum(curve[-2:]) / 2 > 0.6
     assert algorithm.baseline.mean <= 0.25
     assert algorithm.result.mean >= 0.9
-    rollouts = asyncio.run(_rollouts(made.store))
+    rollouts = asyncio.run(made.store.query_rollouts())
     assert {rollout.status for rollout in rollouts} == {"succeeded"}
-
-
-async def _rollouts(store: agl.LightningStore) -> Any:
-    return await store.query_rollouts()
 
 
 @pytest.mark.parametrize(

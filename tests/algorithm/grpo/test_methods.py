@@ -136,9 +136,7 @@ def test_a_step_shrinks_with_the_groups_that_teach(aggregate: Any) -> None:
 
 def test_groups_that_dynamic_sampling_replaced_do_not_count() -> None:
     found = rollouts(SmallModel(), [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], spread=0.1)
-
     made = [batch(found, SampleSettings(), replaced_groups=number).sampled.sequences for number in range(3)]
-
     assert made == [6, 4, 2]
 
 
@@ -323,7 +321,6 @@ def test_a_schedule_is_that_of_torch(schedule: Schedule, warmup: dict[str, Any])
 
 def test_a_training_plans_its_schedule_by_its_steps() -> None:
     made = GRPO("tiny", steps=30, learning=LearnerSettings(schedule="cosine", epochs=2, minibatches=3))
-
     assert made.learning.total_steps == 180
     with pytest.raises(ConfigurationError, match="needs total_steps"):
         LearnerSettings(schedule="linear").rate_share(0)

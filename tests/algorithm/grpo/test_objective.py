@@ -137,7 +137,6 @@ def test_loss_and_gradient_are_those_of_the_reference(variant: Variant) -> None:
 def test_every_option_changes_the_loss_of_the_cases(change: dict[str, float], level: str) -> None:
     """Else the cases would prove nothing of it."""
     batch, variant = conversations(), Variant(level=level)
-
     assert abs(computed(batch, variant)[0].value - computed(batch, replace(variant, **change))[0].value) > 1e-3
 
 

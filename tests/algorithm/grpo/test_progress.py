@@ -38,15 +38,18 @@ def after(progress: Progress, steps: int) -> Progress:
     return progress
 
 
-def test_failed_rollouts_are_counted_and_are_no_zeros() -> None:
+@pytest.mark.parametrize(("failed", "mean", "least"), [("skip", 0.75, 0.5), ("worst", 0.375, 0.0)])
+def test_failed_rollouts_are_counted_and_are_zeros_only_where_that_is_wanted(
+    failed: Any, mean: float, least: float
+) -> None:
     progress, metrics = Progress(), dict[str, float]()
 
-    progress.note(finished(1.0, 0.5) + finished(0.0, None, status="failed"), metrics, learned=True)
+    progress.note(finished(1.0, 0.5) + finished(0.0, None, status="failed"), metrics, learned=True, failed=failed)
 
-    assert progress.rewards == [0.75]
+    assert (progress.rewards, progress.seen_rewards) == ([mean], [least, 1.0])
     assert (metrics["rollouts/finished"], metrics["rollouts/failed"]) == (4, 2)
-    assert (metrics["reward/mean"], metrics["reward/min"], metrics["reward/max"]) == (0.75, 0.5, 1.0)
-    assert 0.0 <= metrics["interval/low"] < 0.75 < metrics["interval/high"] <= 1.0
+    assert (metrics["reward/mean"], metrics["reward/min"], metrics["reward/max"]) == (mean, least, 1.0)
+    assert 0.0 <= metrics["interval/low"] < mean < metrics["interval/high"] <= 1.0
 
 
 @pytest.mark.parametrize(("failed", "is_warned"), [(1, False), (2, True)], ids=["a tenth", "more"])
@@ -54,27 +57,14 @@ def test_step_in_which_many_rollouts_failed_is_warned_of(
     caplog: pytest.LogCaptureFixture, failed: int, is_warned: bool
 ) -> None:
     rollouts = finished(*[1.0] * (10 - failed)) + finished(*[None] * failed, status="failed")
-
     Progress().note(rollouts, {}, learned=True)
-
     assert ("2 of 10 rollouts failed and are left out" in caplog.text) == is_warned
-
-
-def test_failed_rollouts_count_in_the_mean_where_that_is_wanted() -> None:
-    progress, metrics = Progress(), dict[str, float]()
-
-    progress.note(finished(1.0, 0.5) + finished(None, None, status="failed"), metrics, learned=True, failed="worst")
-
-    assert (progress.rewards, progress.seen_rewards) == ([0.375], [0.0, 1.0])
-    assert (metrics["rollouts/failed"], metrics["reward/min"]) == (2, 0.0)
 
 
 def test_steps_without_a_lesson_are_counted_in_a_row() -> None:
     progress = Progress()
-
     for learned in (False, False, True, False):
         progress.note(finished(1.0), {}, learned=learned)
-
     assert (progress.step, progress.empty_steps) == (4, 1)
 
 
@@ -147,7 +137,6 @@ def test_policies_go_on_from_the_newest_step_that_all_have(tmp_path: Path, polic
 
 def test_without_a_checkpoint_the_run_begins_anew(tmp_path: Path, policies: list[Policy]) -> None:
     progress = Progress(tmp_path / "none")
-
     assert not progress.restore(policies, Curriculum([1]))
     assert progress.step == 0
 
@@ -155,9 +144,7 @@ def test_without_a_checkpoint_the_run_begins_anew(tmp_path: Path, policies: list
 def test_state_in_the_middle_of_an_update_is_not_saved(tmp_path: Path, policies: list[Policy]) -> None:
     progress = after(Progress(tmp_path), 1)
     progress.is_whole = False
-
     progress.save(policies, Curriculum([1]).state())
-
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,7 +165,6 @@ def test_same_state_is_saved_once(tmp_path: Path, policies: list[Policy]) -> Non
     progress = after(Progress(tmp_path), 1)
     for _ in range(2):
         progress.save(policies, Curriculum([1]).state())
-
     assert sorted(path.name for path in (tmp_path / "planner").glob("step-*")) == ["step-000001"]
 
 
@@ -225,7 +211,6 @@ def test_every_task_comes_once_before_any_comes_again() -> None:
 
 def test_seed_decides_the_order() -> None:
     tasks = list(range(50))
-
     assert Curriculum(tasks, 3).take(50) == Curriculum(tasks, 3).take(50)
     assert Curriculum(tasks, 3).take(50) != Curriculum(tasks, 4).take(50)
 
@@ -234,15 +219,12 @@ def test_seed_decides_the_order() -> None:
 def test_another_goes_on_where_one_left_off(taken: int) -> None:
     first, second = Curriculum(list(range(10)), 5), Curriculum(list(range(10)), 6)
     first.take(taken)
-
     second.load_state(first.state())
-
     assert second.take(25) == first.take(25)
 
 
 def test_state_of_another_data_set_is_refused() -> None:
     state = Curriculum(list(range(10))).state()
-
     with pytest.raises(ConfigurationError, match="10 tasks; this one has 11"):
         Curriculum(list(range(11))).load_state(state)
 

@@ -59,7 +59,7 @@ async def settings(made: agl.Trainer, mode: Literal["train", "val"]) -> list[dic
     ]
 
 
-@pytest.mark.parametrize("way", ["sdk", "plain", "named agent"])
+@pytest.mark.parametrize("way", ["sdk", "named agent"])
 def test_rollouts_of_a_group_differ_whatever_sampling_the_agent_asks_for(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,5 @@ QUICK = ("a wrong key", "a comparison that never holds", "nothing returned", "to
 @pytest.mark.parametrize("name", QUICK)
 def test_a_fault_in_an_agent_is_named(engine: SharedEngine, name: str) -> None:
     verdict = trained(FAULTS[name])
-
     assert verdict["outcome"] != "gained"
     assert verdict["findings"][0]["name"] == FAULTS[name].finding, verdict["sentence"]

@@ -116,7 +116,6 @@ def test_two_processes_learn_what_one_does(folder: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and several for more than one process")
 def test_gpus_learn_what_one_does(tmp_path: Path) -> None:
     found = on_devices(tmp_path, "cuda", torch.cuda.device_count())
-
     assert found["moved"] > 1e-4
     assert found["difference"] <= 1e-5
 
@@ -196,9 +195,7 @@ def test_samples_that_cannot_be_learned_from_disturb_nobody(two: ShardedLearner)
 
 def test_nothing_listens_beyond_the_loopback_device(two: ShardedLearner) -> None:
     torchrun = psutil.Process(two._torchrun.process_id)
-
     sockets = [one for process in (torchrun, *torchrun.children()) for one in process.net_connections()]
-
     assert {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN} <= {"127.0.0.1"}
 
 
@@ -259,7 +256,6 @@ def test_a_script_that_torchrun_started_is_told_to_start_without_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-
     with pytest.raises(ConfigurationError, match="start it once"):
         ShardedLearner(model_of(folder), TWO, source="plain", device="cpu", lora=None)
 

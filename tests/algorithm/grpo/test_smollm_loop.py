@@ -75,7 +75,7 @@ def test_smollm2_learns_how_answers_shall_begin_and_answers_so_when_it_is_served
     assert algorithm.baseline.mean <= 0.25
     assert algorithm.result.mean >= 0.75
     assert sum(curve[-2:]) / 2 > curve[0] + 0.2
-    assert {rollout.status for rollout in asyncio.run(_rollouts(made.store))} == {"succeeded"}
+    assert {rollout.status for rollout in asyncio.run(made.store.query_rollouts())} == {"succeeded"}
 
     assert main(["export-model", str(tmp_path / "checkpoints"), str(tmp_path / "model")]) == 0
 
@@ -85,7 +85,3 @@ def test_smollm2_learns_how_answers_shall_begin_and_answers_so_when_it_is_served
     ):
         served = [reward(client, task, model=server.model_name, temperature=0) for task in HELD_OUT]
     assert sum(served) / len(served) == pytest.approx(algorithm.result.mean)
-
-
-async def _rollouts(store: agl.LightningStore) -> Any:
-    return await store.query_rollouts()

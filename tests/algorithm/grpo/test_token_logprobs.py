@@ -95,9 +95,7 @@ def test_entropies_have_a_gradient_only_where_it_is_wanted() -> None:
 
 def test_a_head_that_is_not_trained_gets_no_gradient() -> None:
     case = Case(torch.float64)
-
     token_logprobs(case.hidden, case.chosen, head=case.weight.detach()).logprobs.sum().backward()
-
     assert case.hidden.grad is not None
     assert case.weight.grad is None
 

@@ -16,22 +16,6 @@ from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.weights import PublishedWeights
 from agentlightning.types import Rollout
 
-__all__ = [
-    "TASKS",
-    "Asking",
-    "SharedEngine",
-    "are_same",
-    "ask",
-    "curve",
-    "every_second",
-    "fit",
-    "grpo",
-    "settings",
-    "shared_engine",
-    "trainer",
-    "weights",
-]
-
 Judge = Callable[["Asking", Any, Rollout, str], float]
 PATIENCE_SECONDS = 60.0
 TASKS = [f"say {number}" for number in range(40, 64)]

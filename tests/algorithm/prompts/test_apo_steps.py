@@ -16,9 +16,7 @@ from agentlightning.algorithm.apo.apo import (
     RolloutResultForAPO,
     VersionedPromptTemplate,
 )
-from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import LLM, PromptTemplate
-from tests.algorithm.prompts.world import agents
 
 PROMPT = PromptTemplate(template="Say {word}", engine="f-string")
 
@@ -56,7 +54,6 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_seed_is_the_first_prompt_template() -> None:
     apo = APO[str]()
     apo.set_initial_resources({"llm": LLM(endpoint="http://x", model="m"), "main": PROMPT})
-
     assert apo.get_seed_prompt_template() == ("main", PROMPT)
 
 
@@ -147,21 +144,6 @@ def test_gradient_files_show_prompt_and_experiments_in_one_user_message(template
 # ---------------------------------------------------------------------- rollouts
 
 
-async def test_results_are_read_from_spans() -> None:
-    store, apo = InMemoryLightningStore(), APO[int]()
-    apo.set_store(store)
-    apo.set_adapter(TraceToMessages())
-    async with agents(store, lambda prompts, task: 0.5):
-        update = await store.add_resources({"prompt": PROMPT})
-        rollout = await store.enqueue_rollout(1, resources_id=update.resources_id)
-        finished = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
-
-    (found,) = await apo.get_rollout_results(finished)
-
-    assert (found["status"], found["final_reward"], found["messages"]) == ("succeeded", 0.5, [])
-    assert found["spans"][0]["name"] == "agentlightning.reward"
-
-
 async def test_a_batch_is_sent_under_the_version_and_averaged() -> None:
     store = AsyncMock()
     store.update_resources.return_value = SimpleNamespace(resources_id="r-1")
@@ -180,14 +162,6 @@ async def test_a_batch_is_sent_under_the_version_and_averaged() -> None:
     assert [(one.input, one.mode, one.resources_id) for one in sent] == [("x", "val", "r-1"), ("y", "val", "r-1")]
 
 
-async def test_what_is_not_finished_in_time_does_not_count() -> None:
-    store, apo = InMemoryLightningStore(), APO[str](rollout_batch_timeout=0.05)
-    apo.set_store(store)
-    apo.set_adapter(TraceToMessages())
-
-    assert await apo.evaluate_prompt_on_batch(versioned("v0"), "main", ["x"], mode="val") == ([], 0.0)
-
-
 # ---------------------------------------------------------------------- the beam
 
 
@@ -195,7 +169,6 @@ async def test_what_is_not_finished_in_time_does_not_count() -> None:
 def test_a_missing_data_set_is_told(datasets: Any) -> None:
     apo = APO[int]()
     apo.set_initial_resources({"main": PROMPT})
-
     with pytest.raises(ValueError, match="train_dataset and a val_dataset"):
         apo._initialize_beam(*datasets)
 

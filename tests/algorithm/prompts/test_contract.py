@@ -186,7 +186,6 @@ async def test_candidates_are_compared_on_tasks_that_did_not_choose_them(kind: K
 
 async def test_without_a_comparison_the_higher_mean_wins(kind: Kind) -> None:
     algorithm = await kind.run(alpha=None, tasks=16)
-
     assert all(word in algorithm.get_best_prompts()["prompt"].template for word in WORDS[:3])
     assert algorithm.result.is_improved
 
@@ -209,7 +208,6 @@ async def test_a_budget_of_rollouts_is_kept_to_the_last_one(kind: Kind, rollouts
 @pytest.mark.parametrize("calls", [2, 6])
 async def test_a_budget_of_model_calls_is_kept_to_the_last_one(kind: Kind, calls: int) -> None:
     algorithm = await kind.run(budget=OptimisationBudget(model_calls=calls))
-
     assert kind.calls == algorithm.result.spent["model_calls"] <= calls
     assert algorithm.result.stopped is not None
 
@@ -281,7 +279,6 @@ async def test_a_model_that_never_answers_ends_the_run_with_its_error(kind: Kind
 
 async def test_without_a_model_the_environment_is_asked(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
     with pytest.raises(ConfigurationError, match=f"{kind.name.upper()} has no model to ask.*OPENAI_API_KEY"):
         await kind.run(model=None)
 

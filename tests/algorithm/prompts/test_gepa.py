@@ -155,6 +155,5 @@ async def test_rewards_outside_their_range_are_refused() -> None:
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gepa", None)
-
     with pytest.raises(ConfigurationError, match=r"pip install .*\[gepa\]"):
         GEPA()

@@ -39,7 +39,6 @@ def optimiser(*outcomes: Any) -> tuple[OptimiserModel, list[float]]:
 
 async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     model, waits = optimiser(ApiError(429, retry_after="3"), ApiError(429, retry_after_ms="250"), "yes")
-
     assert await model.ask("m", [], 1.0) == "yes"
     assert waits == [3.0, 0.25]
     assert model.ledger.model_calls == 3
@@ -47,20 +46,16 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
 
 async def test_after_the_last_try_it_fails() -> None:
     model, waits = optimiser(ApiError(429, retry_after="0"))
-
     with pytest.raises(OptimiserFailed, match="status 429"):
         await model.ask("m", [], 1.0)
-
     assert (model.ledger.model_calls, len(waits)) == (TRIES, TRIES - 1)
 
 
 @pytest.mark.parametrize("error", [ApiError(401), ApiError(400), ApiError(429, retry_after="100000")])
 async def test_what_will_not_help_is_not_tried_again(error: Exception) -> None:
     model, waits = optimiser(error)
-
     with pytest.raises(OptimiserFailed):
         await model.ask("m", [], 1.0)
-
     assert (model.ledger.model_calls, waits) == (1, [])
 
 
@@ -125,7 +120,6 @@ def test_unfit_prompts_are_told_apart(engine: Any, original: str, candidate: str
     reason = why_unfit(
         PromptTemplate(template=candidate, engine=engine), PromptTemplate(template=original, engine=engine)
     )
-
     assert reason is None if fault is None else fault in (reason or "")
 
 

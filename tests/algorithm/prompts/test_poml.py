@@ -31,7 +31,6 @@ def context_of(text: str, reward: float | None = 0.5) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [*GRADIENT_PROMPT_FILES[1:], APPLY_EDIT_PROMPT_FILES[0]], ids=lambda path: path.stem)
 def test_files_are_rendered_as_the_package_renders_them(path: Path) -> None:
     context = context_of(SPACE + MARKUP + CODE + SPACE + FENCES + LETTERS)
-
     assert poml.poml(path, context=context) == package.poml(path, context=context, format="openai_chat")
 
 
@@ -39,7 +38,6 @@ def test_files_are_rendered_as_the_package_renders_them(path: Path) -> None:
 @pytest.mark.parametrize("text", [MARKUP, CODE], ids=["markup", "code"])
 def test_what_is_shown_is_text_and_nothing_else(path: Path, text: str) -> None:
     (message,) = poml.poml(path, context=context_of(text))["messages"]
-
     assert f"<prompt_template>\n{text}\n</prompt_template>" in message["content"]
 
 
@@ -73,5 +71,4 @@ def test_a_file_that_uses_more_of_poml_needs_the_package(
 def test_a_file_that_uses_more_of_poml_is_rendered_by_the_package(tmp_path: Path) -> None:
     path = tmp_path / "mine.poml"
     path.write_text("<poml><p>See <b>{{ critique.toUpperCase() }}</b></p></poml>")
-
     assert poml.poml(path, context={"critique": "x"}) == {"messages": [{"role": "user", "content": "See **X**"}]}

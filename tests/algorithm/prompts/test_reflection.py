@@ -1,7 +1,6 @@
 """The parts of GEPA: what the reflecting model is shown, and the way from the engine's thread to the loop."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -45,9 +44,7 @@ def test_record_holds_the_task_the_conversation_and_the_reward() -> None:
 def test_conversation_that_a_later_call_goes_on_with_is_told_once() -> None:
     first = call(("user", "Which room?"), answer="Ada")
     second = call(("user", "Which room?"), ("assistant", "Ada"), ("user", "Sure?"), answer="Yes")
-
     said = record(first, second)["Generated Outputs"]
-
     assert (said.count("Which room?"), said.count("Ada"), said.endswith("[assistant]\nYes")) == (1, 1, True)
 
 
@@ -95,21 +92,6 @@ def test_question_and_answer_are_as_gepa_has_them() -> None:
 
 
 # ---------------------------------------------------------------------- the bridge
-
-
-async def test_engine_gets_what_coroutines_return_on_the_loop() -> None:
-    bridge, loop_thread, seen = EngineBridge(), threading.get_ident(), []
-
-    async def where() -> int:
-        return threading.get_ident()
-
-    def engine() -> None:
-        seen.append((bridge.call(where()), threading.get_ident()))
-
-    await bridge.run(engine)
-
-    ((called, engine_thread),) = seen
-    assert called == loop_thread != engine_thread
 
 
 async def test_error_on_the_loop_ends_the_engine_though_it_catches_exceptions() -> None:

@@ -86,7 +86,6 @@ async def evolved_with(seed: int) -> Any:
 
 async def test_evolution_follows_from_the_seed() -> None:
     first, again, other = [await evolved_with(seed) for seed in (1, 1, 2)]
-
     assert len(first[0]) > 2
     assert first == again
     assert first[0] != other[0]

@@ -157,5 +157,4 @@ def test_file_that_is_no_journal_is_refused_and_left_alone(content: str, tmp_pat
 
 def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
     RunJournal(tmp_path / "state", {"a": 1}).put("step", "a prompt")
-
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0

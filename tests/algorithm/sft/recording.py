@@ -7,8 +7,6 @@ from agentlightning.engine.tiny.tokenizer import END
 from agentlightning.store import LightningStore
 from tests.adapter.spans import CHAT, REWARD, span
 
-__all__ = ["prompt_of", "record", "response_of"]
-
 
 def prompt_of(task: str) -> list[int]:
     return TinyChatCodec().render([{"role": "user", "content": task}])

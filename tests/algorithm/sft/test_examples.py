@@ -76,9 +76,7 @@ class TestFinding:
 
     async def test_named_ones_come_in_the_order_of_the_names(self, store: InMemoryLightningStore) -> None:
         first, _, third = [await record(store, task, "1") for task in "abc"]
-
         found = await find(store, RecordedRollouts(rollout_ids=[third, first]))
-
         assert list(found.group_of) == [third, first]
 
     @pytest.mark.parametrize("wanted", [{"run_id": "run-x"}, {"rollout_ids": ["ro-x"]}])
@@ -93,7 +91,6 @@ class TestFinding:
 class TestAcceptance:
     def test_rewards_below_the_least_are_rejected_and_equal_ones_accepted(self) -> None:
         found = examples([outcome("a", 0.5), outcome("b", 0.4), outcome("c", None)], min_reward=0.5)
-
         assert found.rollout_ids == ["a"]
         assert found.rejected == {Rejected.LOW_REWARD: 1, Rejected.NO_REWARD: 1}
 
@@ -127,7 +124,6 @@ class TestAcceptance:
 
     def test_answers_that_the_server_broke_off_are_never_imitated(self) -> None:
         found = examples([outcome("a", 1.0, sequence([1], [2], "abort"))], skip_truncated=False)
-
         assert found.rollout_ids == []
         assert found.rejected[Rejected.TRUNCATED] == 1
 

@@ -81,10 +81,8 @@ async def test_every_call_gets_a_dictionary_of_its_own_and_the_samplings_of_the_
 
 async def test_an_answer_is_as_long_as_there_is_room(sessions: Sessions) -> None:
     client = Client()
-
     await called(engine_over(client, sessions), [1] * 8, max_new_tokens=100)
     await called(engine_over(client, sessions), [1], max_new_tokens=100)
-
     assert [parameters["max_tokens"] for _, _, parameters in client.asked] == [2, 6]
 
 
@@ -95,15 +93,12 @@ async def test_a_prompt_without_room_for_an_answer_is_refused(sessions: Sessions
 
 async def test_an_answer_that_was_cut_says_so(sessions: Sessions) -> None:
     client = Client(token_ids=[5, 6, 7, 8], log_probs=[-1.0] * 4)
-
     assert (await called(engine_over(client, sessions), [1])).finish_reason == "length"
 
 
 async def test_what_follows_a_stop_string_is_cut(sessions: Sessions) -> None:
     client = Client(token_ids=[5, 6, 7], log_probs=[-1.0, -2.0, -3.0])
-
     answer = await called(engine_over(client, sessions), [1], on_token=lambda token_id, _: token_id == 6)
-
     assert (answer.token_ids, answer.logprobs, answer.finish_reason) == ([5, 6], [-1.0, -2.0], "stop")
 
 

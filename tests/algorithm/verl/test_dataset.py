@@ -30,7 +30,6 @@ def test_rows_of_parquet_files_are_tasks(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="verl brings pyarrow: run `make test-verl`")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist([{"question": "1 + 1"}]), tmp_path / "t.parquet")
-
     assert AgentDataset(str(tmp_path / "t.parquet"))[0]["task"] == {"input": {"question": "1 + 1"}}
 
 
@@ -48,6 +47,5 @@ def test_rows_of_parquet_files_are_tasks(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_told(tmp_path: Path, name: str, content: bytes | None, words: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-
     with pytest.raises(ConfigurationError, match=words):
         AgentDataset(str(tmp_path / name))

@@ -37,7 +37,6 @@ class TestRefusal:
 
     def test_without_torch_that_is_missing_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
-
         assert missing_for_verl()[-1] == "the package torch"
 
 
@@ -70,7 +69,6 @@ class TestEarlierReleases:
     @pytest.mark.parametrize("path", ["daemon.AgentModeDaemon", "trainer.AgentLightningTrainer"])
     def test_classes_that_are_gone_name_the_new_way(self, path: str) -> None:
         gone = pkgutil.resolve_name(f"agentlightning.verl.{path}")
-
         with pytest.raises(ConfigurationError, match=r"agl\.VERL\(config\)"):
             gone(None, tokenizer=None)
 
@@ -78,5 +76,4 @@ class TestEarlierReleases:
 def test_the_client_is_at_the_port_of_the_configuration() -> None:
     with pytest.warns(DeprecationWarning, match="v0.1"):
         client = VERL({"agentlightning": {"port": 4321}}).get_client()
-
     assert client.endpoint == "http://localhost:4321"

@@ -107,27 +107,22 @@ class TestRows:
     )
     def test_a_trajectory_is_one_conversation_and_masks_what_was_given(self, trace: Any) -> None:
         (row,) = session_rows(trace, settings_of("trajectory")).rows
-
         assert (list(row.prompt_ids), list(row.response_ids)) == ([1, 2], [3, 4, 5, 6])
         assert list(row.response_mask) == [1, 1, 0, 1]
 
     def test_a_prompt_that_is_too_long_leaves_its_row_out(self) -> None:
         found = session_rows(trajectory(TWO_TURNS), settings_of(prompt=4))
-
         assert [list(row.response_ids) for row in found.rows] == [[3, 4]]
         assert found.too_long == 1
 
     def test_a_response_that_is_too_long_keeps_its_beginning(self) -> None:
         found = session_rows([triplet([1], [2, 3, 4])], settings_of(response=2))
-
         assert [list(row.response_ids) for row in found.rows] == [[2, 3]]
         assert found.truncated == 1
 
     def test_calls_of_other_models_have_no_tokens_or_log_probabilities_and_are_counted(self) -> None:
         trace = [triplet([1], [2]), triplet([1], []), triplet([1], [2], logprobs=None)]
-
         found = session_rows(trace, settings_of())
-
         assert (len(found.rows), found.without_tokens) == (1, 2)
         assert session_rows(trajectory(TWO_TURNS, dropped=3), settings_of()).without_tokens == 3
 
@@ -166,7 +161,6 @@ class TestFields:
 
     def test_a_placeholder_teaches_nothing(self) -> None:
         fields = fields_of(placeholder_row(9), -1.0, {})
-
         assert fields["loss_mask"].tolist() == [0]
         assert fields["rm_scores"].tolist() == [-1.0]
 
@@ -174,14 +168,11 @@ class TestFields:
 class TestSettings:
     def test_transitions_take_the_lengths_of_the_data(self) -> None:
         config = compose({"data": {"max_prompt_length": 6, "max_response_length": 3}})
-
         assert TrajectorySettings.from_config(config) == TrajectorySettings(max_prompt_length=6, max_response_length=3)
 
     def test_trajectories_take_lengths_of_their_own(self) -> None:
         config = compose({"agentlightning": {"trace_aggregator": {"level": "trajectory", "debug": True}}})
-
         found = TrajectorySettings.from_config(config)
-
         assert (found.max_prompt_length, found.max_response_length) == (2048, 8192)
         assert found.mismatch_folder == Path("./mismatch_cases")
 
@@ -205,8 +196,6 @@ class TestSettings:
 
 def test_it_is_written_down_why_turns_could_not_be_joined(tmp_path: Path) -> None:
     trace = [triplet([1, 2], [3, 4]), triplet([1, 2, 9, 4, 5], [6])]
-
     assert write_mismatches("ro-1", "data-1", trace, tmp_path / "new") == 1
-
     (line,) = (tmp_path / "new" / MISMATCH_FILE).read_bytes().splitlines()
     assert orjson.loads(line)["rollout_id"] == "ro-1"

@@ -5,38 +5,20 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.comparison import gain_summary
 from agentlightning.algorithm.sentinel import Sentinel, alarms_of
 from agentlightning.errors import ConfigurationError
-from agentlightning.types import Rollout, Span
-
-
-def finished(group: str, ids: list[int], **rewards: float) -> FinishedRollout:
-    """A rollout with one model call and rewards by name, the primary one first."""
-    owner = {"rollout_id": f"ro-{group}-{ids}", "attempt_id": "at-1"}
-    numbered = enumerate(rewards.items())
-    flat = {
-        f"agentlightning.reward.{n}.{k}": v
-        for n, (name, value) in numbered
-        for k, v in (("name", name), ("value", value))
-    }
-    spans = [
-        Span.from_attributes(attributes={"response_token_ids": ids}, name="litellm_request", sequence_id=1, **owner),
-        Span.from_attributes(attributes=flat, name="agentlightning.annotation", sequence_id=2, **owner),
-    ]
-    rollout = Rollout(rollout_id=owner["rollout_id"], input=group, start_time=0.0, status="succeeded")
-    return FinishedRollout(rollout, group, spans, next(iter(rewards.values()), None))
+from tests.algorithm.sequences import rewarded
 
 
 def test_a_step_is_measured_by_length_diversity_and_the_watched_reward() -> None:
-    step = [finished("a", [1, 2], main=1.0, quality=0.25), finished("b", [1, 2, 3, 4], main=1.0, quality=0.75)]
+    step = [rewarded("a", [1, 2], main=1.0, quality=0.25), rewarded("b", [1, 2, 3, 4], main=1.0, quality=0.75)]
     figures = Sentinel("quality").figures(step)
     assert figures == {"answers/tokens": 3.0, "answers/distinct": 1.0, "watched/mean": 0.5, "watched/error": 0.25}
 
 
 def test_a_function_may_judge_what_is_watched() -> None:
-    figures = Sentinel(lambda one: float(len(one.spans))).figures([finished("a", [1], main=1.0)])
+    figures = Sentinel(lambda one: float(len(one.spans))).figures([rewarded("a", [1], main=1.0)])
     assert figures["watched/mean"] == 2.0
 
 

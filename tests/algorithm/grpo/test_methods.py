@@ -10,8 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the learner needs torch")
 
-from agentlightning.adapter.trajectory import SampledCall, TokenSequence, Trajectory  # noqa: E402
-from agentlightning.algorithm.batches import FinishedRollout  # noqa: E402
+from agentlightning.adapter.trajectory import TokenSequence, Trajectory  # noqa: E402
 from agentlightning.algorithm.grpo.advantages import advantages, overlong_penalty, returns_to_go  # noqa: E402
 from agentlightning.algorithm.grpo.grpo import GRPO  # noqa: E402
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
@@ -19,10 +18,10 @@ from agentlightning.algorithm.grpo.outcomes import reward_means, weighted_reward
 from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, batch_of  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings, Schedule  # noqa: E402
 from agentlightning.errors import ConfigurationError, TrainingError  # noqa: E402
-from agentlightning.types import Rollout, Span  # noqa: E402
 from tests.algorithm.grpo import padded  # noqa: E402
 from tests.algorithm.grpo.padded import Answer, Rollouts  # noqa: E402
 from tests.algorithm.grpo.small_model import SmallModel  # noqa: E402
+from tests.algorithm.sequences import rewarded, token_sequence  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,23 +50,6 @@ def rollouts(model: SmallModel, rewards: list[list[float]], spread: float) -> Ro
     return found
 
 
-def sequence(*turns: tuple[list[int], list[int]], old: list[list[float]], rewards: list[float | None]) -> TokenSequence:
-    """A conversation: what was given and what was chosen, turn after turn."""
-    ids: list[int] = []
-    calls = []
-    columns: dict[str, list[Any]] = {"loss_mask": [], "logprobs": [], "weights_versions": []}
-    for number, (given, chosen) in enumerate(turns):
-        ids += [*given, *chosen]
-        columns["loss_mask"] += [0] * len(given) + [1] * len(chosen)
-        columns["logprobs"] += [None] * len(given) + old[number]
-        columns["weights_versions"] += [None] * len(given) + ["0"] * len(chosen)
-        start = len(ids) - len(chosen)
-        calls.append(
-            SampledCall(span_id=f"s{number}", start=start, end=len(ids), reward=rewards[number], finish_reason="stop")
-        )
-    return TokenSequence(agent_name="a", token_ids=tuple(ids), calls=tuple(calls), **columns)
-
-
 def outcome(group: str, reward: float | None, *sequences: TokenSequence, status: str = "succeeded") -> RolloutOutcome:
     trajectory = Trajectory(rollout_id="ro", attempt_id="at", sequences=sequences)
     return RolloutOutcome("ro", group, status, reward, trajectory)
@@ -75,7 +57,7 @@ def outcome(group: str, reward: float | None, *sequences: TokenSequence, status:
 
 def batch(found: Rollouts, settings: SampleSettings, **options: Any) -> Batch:
     outcomes = [
-        outcome(str(number), one.reward, sequence((one.prompt, one.chosen), old=[one.old], rewards=[None]))
+        outcome(str(number), one.reward, token_sequence((one.prompt, one.chosen), logprobs=[one.old], rewards=[None]))
         for number, group in enumerate(found)
         for one in group
     ]
@@ -162,8 +144,8 @@ def test_the_overlong_penalty_is_that_of_the_paper(tokens: int) -> None:
 
 
 def test_the_longest_answer_of_a_rollout_is_punished() -> None:
-    long = sequence(([1], [2] * 3), ([1], [2] * 7), old=[[-1.0] * 3, [-1.0] * 7], rewards=[None, None])
-    short = sequence(([1], [2]), old=[[-1.0]], rewards=[None])
+    long = token_sequence(([1], [2] * 3), ([1], [2] * 7), logprobs=[[-1.0] * 3, [-1.0] * 7], rewards=[None, None])
+    short = token_sequence(([1], [2]), logprobs=[[-1.0]], rewards=[None])
     settings = SampleSettings(advantage="grpo_no_std", longest_answer=8, overlong_buffer=4)
 
     made = batch_of([outcome("g", 1.0, long), outcome("g", 1.0, short)], settings)
@@ -183,20 +165,8 @@ def test_batch_scaled_advantages_have_the_mean_of_the_group_and_the_deviation_of
     assert list(found.degenerate) == ["c"]
 
 
-def finished(**rewards: float) -> FinishedRollout:
-    flat = {
-        f"agentlightning.reward.{number}.{key}": entry
-        for number, (name, value) in enumerate(rewards.items())
-        for key, entry in (("name", name), ("value", value))
-    }
-    owner = {"rollout_id": "ro", "attempt_id": "at"}
-    span = Span.from_attributes(attributes=flat, name="agentlightning.annotation", sequence_id=1, **owner)
-    rollout = Rollout(rollout_id="ro", input="task", start_time=0.0, status="succeeded")
-    return FinishedRollout(rollout, "g", [span] if rewards else [], next(iter(rewards.values()), None))
-
-
 def test_named_rewards_are_added_by_their_weights() -> None:
-    step = [finished(correct=1.0, format=0.5), finished(format=1.0, speed=9.0), finished(speed=9.0), finished()]
+    step = [rewarded(correct=1.0, format=0.5), rewarded(format=1.0, speed=9.0), rewarded(speed=9.0), rewarded()]
     weights = {"correct": 1.0, "format": 0.2}
 
     found = weighted_rewards(step, weights)
@@ -207,7 +177,7 @@ def test_named_rewards_are_added_by_their_weights() -> None:
 
 def test_a_weight_of_a_reward_that_nobody_emits_is_an_error_that_names_those_emitted() -> None:
     with pytest.raises(TrainingError, match=r"'formatt', which reward_weights has; they emitted 'correct', 'format'\."):
-        weighted_rewards([finished(correct=1.0, format=0.5)], {"formatt": 1.0})
+        weighted_rewards([rewarded(correct=1.0, format=0.5)], {"formatt": 1.0})
 
 
 # ---------------------------------------------------------------------- turns
@@ -226,7 +196,7 @@ def conversations(model: SmallModel) -> tuple[list[RolloutOutcome], list[list[tu
         ]
         old = [[source.uniform(-3, -1.5) for _ in chosen] for _, chosen in turns]
         last = [reward for reward in rewards if reward is not None][-1]
-        outcomes.append(outcome("g", last, sequence(*turns, old=old, rewards=rewards)))
+        outcomes.append(outcome("g", last, token_sequence(*turns, logprobs=old, rewards=rewards)))
         texts.append(turns)
     return outcomes, texts
 
@@ -263,7 +233,7 @@ def test_turns_are_compared_by_what_follows_them(discount: float) -> None:
 def test_with_one_reward_at_the_end_turns_are_judged_as_rollouts_are() -> None:
     turns = ([1], [2, 3]), ([4], [5])
     outcomes = [
-        outcome("g", reward, sequence(*turns, old=[[-1.0, -1.0], [-1.0]], rewards=[None, reward]))
+        outcome("g", reward, token_sequence(*turns, logprobs=[[-1.0, -1.0], [-1.0]], rewards=[None, reward]))
         for reward in (0.0, 1.0, 0.25)
     ]
 
@@ -277,7 +247,8 @@ def test_with_one_reward_at_the_end_turns_are_judged_as_rollouts_are() -> None:
 def test_the_reward_of_a_rollout_without_rewards_of_calls_is_that_of_its_last_turn() -> None:
     turns = ([1], [2]), ([4], [5])
     outcomes = [
-        outcome("g", reward, sequence(*turns, old=[[-1.0], [-1.0]], rewards=[None, None])) for reward in (0.0, 1.0)
+        outcome("g", reward, token_sequence(*turns, logprobs=[[-1.0], [-1.0]], rewards=[None, None]))
+        for reward in (0.0, 1.0)
     ]
     settings = SampleSettings(credit="turn", advantage="grpo_no_std", discount=0.5)
 

@@ -8,7 +8,6 @@ from agentlightning.adapter.trajectory import (
     DroppedCall,
     DropReason,
     FinishReason,
-    SampledCall,
     TokenSequence,
     Trajectory,
 )
@@ -16,6 +15,7 @@ from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, Skipped
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.algorithm.intervals import FailedReward
 from agentlightning.errors import ConfigurationError
+from tests.algorithm.sequences import token_sequence
 
 END = 9
 
@@ -28,31 +28,12 @@ def sequence(
     ended: FinishReason | None = "stop",
 ) -> TokenSequence:
     """A prompt of two tokens and one answer."""
-    n = len(sampled)
-    return TokenSequence(
-        agent_name="solver",
-        token_ids=(1, 2, *sampled),
-        loss_mask=(0, 0, *[1] * n),
-        logprobs=(None, None, *[logprob] * n),
-        weights_versions=(None, None, *[version] * n),
-        calls=(SampledCall(span_id="s", start=2, end=2 + n, finish_reason=ended),),
-    )
+    return token_sequence(((1, 2), sampled), logprobs=[[logprob] * len(sampled)], version=version, ended=[ended])
 
 
 def conversation(*ends: FinishReason | None) -> TokenSequence:
     """A sequence in which given and sampled tokens take turns; each answer is one token, none of them an end token."""
-    n = len(ends)
-    return TokenSequence(
-        agent_name="solver",
-        token_ids=(1, 4) * n,
-        loss_mask=(0, 1) * n,
-        logprobs=(None, -0.5) * n,
-        weights_versions=(None, "3") * n,
-        calls=tuple(
-            SampledCall(span_id=f"s{number}", start=2 * number + 1, end=2 * number + 2, finish_reason=end)
-            for number, end in enumerate(ends)
-        ),
-    )
+    return token_sequence(*[((1,), (4,))] * len(ends), logprobs=[[-0.5]] * len(ends), version="3", ended=ends)
 
 
 def trajectory(*sequences: TokenSequence, dropped: tuple[DroppedCall, ...] = ()) -> Trajectory:

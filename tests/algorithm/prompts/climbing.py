@@ -15,7 +15,7 @@ from agentlightning.algorithm.gepa import GEPA
 from tests.simulated_model.bookings import Task, make_tasks
 from tests.simulated_model.server import MODEL, SEED_PROMPT, SimulatedModel
 
-TRAIN_TASKS, TEST_TASKS = 60, 100
+TRAIN_TASKS, TEST_TASKS = 40, 50
 SETTINGS: dict[str, Any] = {
     "gradient_batch_size": 8,
     "val_batch_size": 12,
@@ -75,7 +75,7 @@ def climb(seed: int, *, faults: float = 0.0) -> Optimised:
         proxy = _proxy(model, store)
         proxy.start()
         try:
-            return _optimised(APO(**SETTINGS, seed=seed), model, proxy, n_val=150, main_llm=proxy.as_resource())
+            return _optimised(APO(**SETTINGS, seed=seed), model, proxy, n_val=100, main_llm=proxy.as_resource())
         finally:  # in a thread, where the stop does not go on in the background
             stopping = threading.Thread(target=proxy.stop)
             stopping.start()

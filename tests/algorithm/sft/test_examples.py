@@ -6,25 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.adapter.sequences import FinishReason, SampledCall, TokenSequence, Trajectory
+from agentlightning.adapter.sequences import FinishReason, TokenSequence, Trajectory
 from agentlightning.algorithm.grpo.samples import RolloutOutcome
 from agentlightning.algorithm.sft import Acceptance, RecordedRollouts, Rejected
 from agentlightning.algorithm.sft.examples import Examples, examples_of, find, split, task_key
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store import InMemoryLightningStore
+from tests.algorithm.sequences import token_sequence
 from tests.algorithm.sft.recording import record
 
 
 def sequence(prompt: list[int], response: list[int], ended: FinishReason | None = "stop") -> TokenSequence:
-    total = len(prompt) + len(response)
-    return TokenSequence(
-        agent_name="*",
-        token_ids=(*prompt, *response),
-        loss_mask=(0,) * len(prompt) + (1,) * len(response),
-        logprobs=(None,) * total,
-        weights_versions=(None,) * total,
-        calls=(SampledCall(span_id="s", start=len(prompt), end=total, finish_reason=ended),),
-    )
+    return token_sequence((prompt, response), ended=[ended])
 
 
 def outcome(

@@ -7,7 +7,7 @@ import orjson
 import pytest
 import torch
 
-from agentlightning.adapter.sequences import DroppedCall, DropReason, SampledCall, TokenSequence, Trajectory
+from agentlightning.adapter.sequences import DroppedCall, DropReason, TokenSequence, Trajectory
 from agentlightning.algorithm.verl import compose
 from agentlightning.algorithm.verl.trajectories import (
     MISMATCH_FILE,
@@ -25,6 +25,7 @@ from agentlightning.verl.daemon import (
     get_left_padded_ids_and_attention_mask,
     get_right_padded_ids_and_attention_mask,
 )
+from tests.algorithm.sequences import token_sequence
 
 
 def triplet(prompt: list[int], response: list[int], **more: Any) -> Triplet:
@@ -33,34 +34,12 @@ def triplet(prompt: list[int], response: list[int], **more: Any) -> Triplet:
     )
 
 
-def sequence(*parts: tuple[str, list[int]]) -> TokenSequence:
-    """Of parts that were "given" or "sampled"; the log-probability of token t is -t."""
-    ids: list[int] = []
-    mask: list[int] = []
-    calls: list[SampledCall] = []
-    for kind, tokens in parts:
-        is_sampled = kind == "sampled"
-        if is_sampled:
-            start = len(ids)
-            calls.append(SampledCall(span_id=f"s{len(calls)}", start=start, end=start + len(tokens)))
-        ids += tokens
-        mask += [int(is_sampled)] * len(tokens)
-    return TokenSequence(
-        agent_name="*",
-        token_ids=tuple(ids),
-        loss_mask=tuple(mask),
-        logprobs=tuple(-float(token) if chosen else None for token, chosen in zip(ids, mask, strict=True)),
-        weights_versions=(None,) * len(ids),
-        calls=tuple(calls),
-    )
-
-
 def trajectory(*sequences: TokenSequence, dropped: int = 0) -> Trajectory:
     calls = [DroppedCall(span_id=f"d{n}", name="call", reason=DropReason.NO_RESPONSE_IDS) for n in range(dropped)]
     return Trajectory(rollout_id="ro", attempt_id="at", sequences=sequences, dropped=tuple(calls))
 
 
-TWO_TURNS = sequence(("given", [1, 2]), ("sampled", [3, 4]), ("given", [5]), ("sampled", [6]))
+TWO_TURNS = token_sequence(([1, 2], [3, 4]), ([5], [6]), logprobs=[[-3.0, -4.0], [-6.0]])
 
 
 def settings_of(level: Level = "transition", prompt: int = 5, response: int = 5) -> TrajectorySettings:

@@ -10,6 +10,7 @@ such as generated ids), and results are dumped as what they are (or the attempt 
 lost).
 """
 
+import enum
 import functools
 import inspect
 import types
@@ -26,26 +27,16 @@ StoreT = TypeVar("StoreT")
 Verb = Literal["GET", "POST"]
 
 
-class _UnsetType:
+class Unset(enum.Enum):
     """The type of `UNSET`: an update that leaves the field alone, where None is a value."""
 
-    __slots__ = ()
-    _instance: "_UnsetType | None" = None
-
-    def __new__(cls) -> "_UnsetType":
-        if cls._instance is None:
-            cls._instance = super().__new__(cls)
-        return cls._instance
+    UNSET = "UNSET"
 
     def __repr__(self) -> str:
         return "UNSET"
 
-    def __reduce__(self) -> tuple[type["_UnsetType"], tuple[()]]:
-        return _UnsetType, ()
 
-
-UNSET = _UnsetType()
-Unset = _UnsetType
+UNSET = Unset.UNSET
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ class Operation:
 
     def may_wait(self, arguments: Mapping[str, object]) -> bool:
         """Whether a call with these arguments may wait for something to happen."""
-        return bool(arguments.get("wait")) or ("timeout" in self._names and arguments.get("timeout") != 0)
+        return bool(arguments.get("wait")) or ("timeout" in self.signature.parameters and arguments.get("timeout") != 0)
 
     @functools.cached_property
     def hints(self) -> dict[str, Any]:
@@ -123,29 +114,8 @@ class Operation:
 
     def name_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The arguments of one call by name, leaving out the ones not given or `UNSET`."""
-        given = dict(zip(self._positional, args, strict=False))
-        if len(args) > len(given) or not given.keys().isdisjoint(kwargs) or not self._fits({*given, *kwargs}):
-            self.signature.bind(*args, **kwargs)  # raises what Python raises for such a call
-        given.update(kwargs)
+        given = self.signature.bind(*args, **kwargs).arguments
         return {name: value for name, value in given.items() if value is not UNSET}
-
-    @functools.cached_property
-    def _positional(self) -> tuple[str, ...]:
-        parameters = self.signature.parameters.values()
-        return tuple(p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY)
-
-    @functools.cached_property
-    def _required(self) -> frozenset[str]:
-        parameters = self.signature.parameters.values()
-        return frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty)
-
-    @functools.cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(self.signature.parameters)
-
-    def _fits(self, names: set[str]) -> bool:
-        """Whether a call may name these, and all it must; looking is several times cheaper than binding."""
-        return self._required <= names <= self._names
 
     def encode_result(self, value: object) -> bytes:
         return self.result.dump_json(value, serialize_as_any=True)

@@ -35,8 +35,6 @@ from agentlightning.store.values import as_json, check_json_size, span_as_json
 from agentlightning.store.working_set import WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Rollout, Span
 
-__all__ = ["LIMITS", "SqlTransaction"]
-
 MOST_ENTRIES = 2048
 """How many rollouts, and records of a kind, a transaction remembers; with more it begins anew."""
 _LAST_SEQUENCE = """
@@ -44,7 +42,7 @@ SELECT max(last) FROM (SELECT last FROM sequences WHERE rollout_id = ?
                        UNION ALL SELECT max(sequence_id) FROM spans WHERE rollout = ?) AS numbers
 """
 _OF_ROLLOUT = "rollout = (SELECT number FROM rollouts WHERE rollout_id = ?)"
-LIMITS = {"min": ">=", "max": "<="}
+_DELETE_ATTEMPT = "DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?"
 _QUEUED = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
 _ALL = 2**63 - 1
 
@@ -54,6 +52,8 @@ class SqlTransaction(WorkingSet[SqlEntry]):
 
     orders: ClassVar[Mapping[str, str]]
     """How to sort `asc` and `desc`, with what is missing before everything else; of times, after it."""
+    terms: ClassVar[Mapping[str, str]]
+    """How a field is compared, by the kind of the condition; `input` is looked for in the bytes of a body."""
     span_counts: ClassVar[str]
     """The number of all spans and their bytes, as two columns."""
 
@@ -88,19 +88,12 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         """Write all rows held back."""
 
     @abstractmethod
-    def _delete_attempt(self, rollout_number: int, sequence_id: int) -> None: ...
-
-    @abstractmethod
     def _within(self, column: str, values: Collection[object], parameters: list[object]) -> str:
         """That a column has one of these values, which are appended to the parameters."""
 
     @abstractmethod
     def _id(self, text: str) -> str:
         """The id itself; one that no row has, where a column of texts cannot hold it."""
-
-    @abstractmethod
-    def _term(self, condition: Condition, parameters: list[object]) -> str:
-        """A condition, whose parameters are appended; its field is known to exist, so it is safe to write out."""
 
     @abstractmethod
     def _take_number(self) -> int:
@@ -267,7 +260,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         """Seldom used, so it goes straight to the database."""
         entry = self.known(rollout_id)
         self.flush()
-        self._delete_attempt(entry.number, len(entry.attempts))
+        self.select_stored(_DELETE_ATTEMPT, (entry.number, len(entry.attempts)))
         super().remove_latest_attempt(rollout_id)
         self.is_spoiled = True
 
@@ -403,6 +396,14 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             counted = source if selection.conditions else source.partition(" LEFT JOIN ")[0]  # only sorted by
             total = self.select_rows(f"SELECT count(*) FROM {counted}", parameters)[0][0]
         return rows, total
+
+    def _term(self, condition: Condition, parameters: list[object]) -> str:
+        """A condition, whose parameters are appended; its field is known to exist, so it is safe to write out."""
+        if condition.kind == "within":
+            return self._within(condition.field, sorted(condition.value, key=str), parameters)
+        is_input = condition.field == "input"
+        parameters.append(condition.value.encode() if is_input else condition.value)
+        return self.terms["input" if is_input else condition.kind].format(condition.field)
 
     def _scanning(self, selection: Selection) -> AbstractContextManager[None]:
         """Around statements that may read all rollouts."""

@@ -187,6 +187,4 @@ def rollout_json(rollout: Rollout) -> Row:
 def rollout_as_read(rollout: Rollout, json: Row) -> Rollout:
     """The rollout as a reader of its row gets it."""
     _, metadata, output = json
-    if output is None:
-        return replaced(rollout, metadata=orjson.loads(metadata))
-    return replaced(rollout, metadata=orjson.loads(metadata), output=orjson.loads(output))
+    return replaced(rollout, metadata=orjson.loads(metadata), output=output and orjson.loads(output))

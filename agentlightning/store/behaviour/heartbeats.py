@@ -58,34 +58,27 @@ def mark_worker_lost(tx: Transaction, now: float, worker_id: str, reason: str) -
 
 
 def sweep(tx: Transaction, now: float, patience_seconds: float, counted_since: float, is_overdue: bool) -> None:
-    """The watchdog: who has fallen silent, and what has run out of time if that is to be looked at too."""
-    mark_silent_workers(tx, now, patience_seconds, counted_since)
+    """The watchdog: take from silent workers what they claimed, and look at what has run out of time if that is due."""
+    silence_by_worker = {
+        worker.worker_id: now - (worker.last_heartbeat_time or now)
+        for worker in _silent_workers(tx, now, patience_seconds, counted_since)
+    }
+    if silence_by_worker:
+        reason = "worker {} has been silent for {:.0f} s"
+        _give_back(tx, now, {name: reason.format(name, seconds) for name, seconds in silence_by_worker.items()})
     if is_overdue:
         mark_overdue(tx, now)
 
 
 def needs_sweep(tx: Transaction, now: float, patience_seconds: float, counted_since: float, is_overdue: bool) -> bool:
     """Whether a sweep would change anything, so that a store need not write to find out."""
-    return is_overdue or bool(silent_workers(tx, now, patience_seconds, counted_since))
+    return is_overdue or bool(_silent_workers(tx, now, patience_seconds, counted_since))
 
 
-def silent_workers(tx: Transaction, now: float, patience_seconds: float, counted_since: float) -> list[Worker]:
-    """Workers that have just been found to be gone."""
-    known = tx.select(Worker, Selection((Condition.of("status_in", HEARD_OF),)))
+def _silent_workers(tx: Transaction, now: float, patience_seconds: float, counted_since: float) -> list[Worker]:
+    heard_of = tx.select(Worker, Selection((Condition.of("status_in", HEARD_OF),))).items
     limits = {"patience_seconds": patience_seconds, "counted_since": counted_since}
-    return [worker for worker in known.items if is_silent(worker, now, **limits)]
-
-
-def mark_silent_workers(tx: Transaction, now: float, patience_seconds: float, counted_since: float) -> None:
-    """Take from silent workers what they claimed."""
-    silent = silent_workers(tx, now, patience_seconds, counted_since)
-    if silent:
-        reasons = {w.worker_id: f"worker {w.worker_id} has been silent for {_silence(w, now):.0f} s" for w in silent}
-        _give_back(tx, now, reasons)
-
-
-def _silence(worker: Worker, now: float) -> float:
-    return now - (worker.last_heartbeat_time or now)
+    return [worker for worker in heard_of if is_silent(worker, now, **limits)]
 
 
 def _give_back(tx: Transaction, now: float, reasons_by_worker: Mapping[str, str]) -> list[str]:

@@ -18,34 +18,23 @@ def put_worker(tx: Transaction, before: Worker | None, worker: Worker) -> None:
 
 def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attempt, *, dequeued: bool = False) -> None:
     """The worker has taken up an attempt."""
-    before = tx.get(Worker, worker_id)
-    changes: dict[str, float] = {"last_dequeue_time": now} if dequeued else {}
-    worker = replaced(
-        before or Worker(worker_id=worker_id),
-        status="busy",
-        last_busy_time=now,
-        current_rollout_id=attempt.rollout_id,
-        current_attempt_id=attempt.attempt_id,
-        **changes,
-    )
-    put_worker(tx, before, worker)
+    ids = {"current_rollout_id": attempt.rollout_id, "current_attempt_id": attempt.attempt_id}
+    _show_worker(tx, now, worker_id, dequeued, status="busy", last_busy_time=now, **ids)
 
 
 def show_worker_idle(
     tx: Transaction, now: float, worker_id: str, *, dequeued: bool = False, status: WorkerStatus = "idle"
 ) -> None:
     """The worker has nothing to do, because it finished or because it asked for work in vain."""
+    ids = {"current_rollout_id": None, "current_attempt_id": None}
+    _show_worker(tx, now, worker_id, dequeued, status=status, last_idle_time=now, **ids)
+
+
+def _show_worker(tx: Transaction, now: float, worker_id: str, dequeued: bool, **changes: object) -> None:
     before = tx.get(Worker, worker_id)
-    changes: dict[str, object] = {"last_dequeue_time": now} if dequeued else {}
-    worker = replaced(
-        before or Worker(worker_id=worker_id),
-        status=status,
-        last_idle_time=now,
-        current_rollout_id=None,
-        current_attempt_id=None,
-        **changes,
-    )
-    put_worker(tx, before, worker)
+    if dequeued:
+        changes["last_dequeue_time"] = now
+    put_worker(tx, before, replaced(before or Worker(worker_id=worker_id), **changes))
 
 
 def release_worker(tx: Transaction, now: float, attempt: Attempt) -> None:

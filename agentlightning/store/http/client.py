@@ -27,7 +27,7 @@ from agentlightning.errors import (
     StoreUnavailable,
 )
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.claims import Claim, ResourcesVersion, claimed_ids
+from agentlightning.store.claims import claimed_ids
 from agentlightning.store.http.codec import codec_of
 from agentlightning.store.http.connection import Address, ClientConnection, RemoteSubscription, Transport
 from agentlightning.store.http.retries import (
@@ -41,7 +41,6 @@ from agentlightning.store.notices import checked_kinds
 from agentlightning.store.operations import ALL_ITEMS, Operation, forward_operations, operations_of
 from agentlightning.types import (
     AttemptedRollout,
-    EnqueueRolloutRequest,
     NamedResources,
     Notice,
     NoticeKind,
@@ -81,7 +80,11 @@ def _remote_method(op: Operation) -> Callable[..., object]:
 
 @forward_operations(_remote_method)
 class LightningStoreClient(LightningStore):
-    """A store behind a `LightningStoreServer`."""
+    """A store behind a `LightningStoreServer`.
+
+    In an outage `dequeue_rollout` answers None, and `claim_rollouts` raises `StoreUnavailable`, both when the time to
+    wait is over, or else at once.
+    """
 
     def __init__(
         self,
@@ -199,6 +202,8 @@ class LightningStoreClient(LightningStore):
 
     async def _send(self, op: Operation, arguments: dict[str, Any]) -> Any:
         """Have the server perform an operation, however often that must be asked; with the same ids each time."""
+        if op.name in ("dequeue_rollout", "claim_rollouts"):
+            return await self._claim_in_time(op, arguments)
         if "wait" in op.signature.parameters:
             return await self._claim(op, arguments, self._policy)
         connection, codec = self._connection(), codec_of(op.name)
@@ -206,6 +211,11 @@ class LightningStoreClient(LightningStore):
             arguments.setdefault("limit", ALL_ITEMS)
         made = {name: _NEW_IDS.get(name, connection.new_id)() for name in op.ids if arguments.get(name) is None}
         arguments.update(made)
+        if op.many == "rollouts":
+            arguments["rollouts"] = [
+                each if each.rollout_id is not None else each.model_copy(update={"rollout_id": ids.rollout_id()})
+                for each in arguments["rollouts"]
+            ]
         try:
             return await self._policy.persist(lambda: connection.call(codec, arguments), connection.is_healthy)
         except PayloadTooLarge:
@@ -221,15 +231,6 @@ class LightningStoreClient(LightningStore):
             if "claim_id" in made:
                 self._lose_claim(connection, op, arguments, error)
             raise
-
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
-        op = operations_of(LightningStore)["enqueue_many_rollouts"]
-        named = [
-            each if each.rollout_id is not None else each.model_copy(update={"rollout_id": ids.rollout_id()})
-            for each in rollouts
-        ]
-        enqueued: Sequence[Rollout] = await self._send(op, {"rollouts": named})
-        return enqueued
 
     async def update_resources(
         self, resources_id: str, resources: NamedResources, *, merge: bool = False, version: int | None = None
@@ -273,50 +274,27 @@ class LightningStoreClient(LightningStore):
 
     # ------------------------------------------------------------------ claims
 
-    async def dequeue_rollout(
-        self, worker_id: str | None = None, *, wait: float | None = None, claim_id: str | None = None
-    ) -> AttemptedRollout | None:
-        """As in the contract, but in an outage the answer is None; what got lost then goes back to the queue."""
-        given = {"worker_id": worker_id, "wait": wait, "claim_id": claim_id}
+    async def _claim_in_time(self, op: Operation, arguments: dict[str, Any]) -> Any:
+        """Claim, with no more patience in an outage than the time to wait; what got lost goes back to the queue."""
+        wait = arguments.get("wait") or 0.0
+        policy = self._policy.within(wait) if wait > 0 else ONE_ATTEMPT
         try:
-            claim: AttemptedRollout | None = await self._claim_in_time("dequeue_rollout", given)
+            claimed = await self._claim(op, arguments, policy)
         except Exception as error:
             if not is_passing(error):
                 raise
-            if not self._is_told_of_outage:
-                self._is_told_of_outage = True
-                logger.warning("The store %s gives no work: %s: %s", self.server_address, type(error).__name__, error)
-            return None
+            if op.name == "dequeue_rollout":
+                if not self._is_told_of_outage:
+                    self._is_told_of_outage = True
+                    what = f"{type(error).__name__}: {error}"
+                    logger.warning("The store %s gives no work: %s", self.server_address, what)
+                return None
+            if isinstance(error, aiohttp.ClientResponseError):
+                message = f"The store gives no work now (status {error.status}); ask again later."
+                raise StoreUnavailable(message) from error
+            raise
         self._is_told_of_outage = False
-        return claim
-
-    async def claim_rollouts(
-        self,
-        *,
-        limit: int = 1,
-        worker_id: str | None = None,
-        wait: float | None = None,
-        claim_id: str | None = None,
-        known_resources: Sequence[ResourcesVersion] = (),
-    ) -> Sequence[Claim]:
-        """As in the contract; in an outage it gives up when the time to wait is over, or else at once."""
-        given = {"limit": limit, "worker_id": worker_id, "wait": wait, "claim_id": claim_id}
-        try:
-            claims: Sequence[Claim] = await self._claim_in_time(
-                "claim_rollouts", {**given, "known_resources": known_resources}
-            )
-        except aiohttp.ClientResponseError as error:
-            if not is_passing(error):
-                raise
-            raise StoreUnavailable(f"The store gives no work now (status {error.status}); ask again later.") from error
-        return claims
-
-    async def _claim_in_time(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Claim, with no more patience in an outage than the time to wait."""
-        given = {key: value for key, value in arguments.items() if value is not None or key == "worker_id"}
-        wait = given.get("wait") or 0.0
-        policy = self._policy.within(wait) if wait > 0 else ONE_ATTEMPT
-        return await self._claim(operations_of(LightningStore)[name], given, policy)
+        return claimed
 
     async def _claim(self, op: Operation, arguments: dict[str, Any], policy: RetryPolicy) -> Any:
         """Ask for work, and wait for it; earlier claims whose answers never came are returned to the queue before.

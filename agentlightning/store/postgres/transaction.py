@@ -20,7 +20,7 @@ from agentlightning.store.local import Call
 from agentlightning.store.operations import operations_of
 from agentlightning.store.postgres.session import PostgresSession, is_storable
 from agentlightning.store.selection import Condition, Selection
-from agentlightning.store.sql import LIMITS, SqlTransaction
+from agentlightning.store.sql import SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt, ResourcesUpdate, Run, Span, Worker
 
@@ -113,6 +113,13 @@ class PostgresTransaction(SqlTransaction):
     """Reads and writes that are committed together; used inside the block of its session."""
 
     orders: ClassVar = {"asc": "ASC NULLS FIRST", "desc": "DESC NULLS LAST"}
+    terms: ClassVar = {
+        "input": "position(?::bytea IN body) > 0",
+        "contains": "strpos({}, ?) > 0",
+        "exact": "{} = ?",
+        "min": "{} >= ?",
+        "max": "{} <= ?",
+    }
     span_counts = "(SELECT count(*) FROM spans), (SELECT coalesce(sum(bytes), 0)::bigint FROM spans)"
 
     def __init__(self, session: PostgresSession, *, max_span_bytes: int, shares_resources: bool = True) -> None:
@@ -149,9 +156,6 @@ class PostgresTransaction(SqlTransaction):
                 for row in rows:
                     self._session.send(sql, row)
 
-    def _delete_attempt(self, rollout_number: int, sequence_id: int) -> None:
-        self._session.send("DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?", (rollout_number, sequence_id))
-
     def commit(self) -> None:
         """Send what is held back and the COMMIT; the outcome is known when the pipeline ends."""
         if not self._session.is_reader:
@@ -174,17 +178,9 @@ class PostgresTransaction(SqlTransaction):
         return f"{column} = ANY(?::{'bigint' if column in ('number', 'step') else 'text'}[])"
 
     def _term(self, condition: Condition, parameters: list[object]) -> str:
-        if condition.kind == "within":
-            return self._within(condition.field, sorted(condition.value, key=str), parameters)
         if isinstance(condition.value, str) and not is_storable(condition.value):
             return "FALSE"  # no row has it
-        if condition.field == "input":
-            parameters.append(condition.value.encode())
-            return "position(?::bytea IN body) > 0"
-        parameters.append(condition.value)
-        if condition.kind in LIMITS:
-            return f"{condition.field} {LIMITS[condition.kind]} ?"
-        return f"strpos({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} = ?"
+        return super()._term(condition, parameters)
 
     @contextmanager
     def _scanning(self, selection: Selection) -> Iterator[None]:

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 import orjson
 
-from agentlightning.store.selection import Condition
-from agentlightning.store.sql import LIMITS, SqlTransaction
+from agentlightning.store.sql import SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt
 
@@ -43,6 +42,13 @@ class SqliteTransaction(SqlTransaction):
     """Reads and writes on one connection."""
 
     orders: ClassVar = {"asc": "ASC", "desc": "DESC"}
+    terms: ClassVar = {
+        "input": "instr(body, ?) > 0",
+        "contains": "instr({}, ?) > 0",
+        "exact": "{} IS ?",
+        "min": "{} >= ?",
+        "max": "{} <= ?",
+    }
     span_counts = (
         "coalesce((SELECT max(number) FROM spans), 0), "
         "coalesce((SELECT bytes_so_far FROM spans ORDER BY number DESC LIMIT 1), 0)"
@@ -109,10 +115,6 @@ class SqliteTransaction(SqlTransaction):
             self._last_span = rows[0] if rows else (0, 0)
         return self._last_span
 
-    def _delete_attempt(self, rollout_number: int, sequence_id: int) -> None:
-        sql = "DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?"
-        self.connection.execute(sql, (rollout_number, sequence_id))
-
     def _id(self, text: str) -> str:
         return text if text.isascii() else text.encode(errors="replace").decode()
 
@@ -122,17 +124,6 @@ class SqliteTransaction(SqlTransaction):
             return f"{column} = ?"
         parameters.append(orjson.dumps([self._id(value) if isinstance(value, str) else value for value in values]))
         return f"{column} IN (SELECT value FROM json_each(?))"
-
-    def _term(self, condition: Condition, parameters: list[object]) -> str:
-        if condition.kind == "within":
-            return self._within(condition.field, sorted(condition.value, key=str), parameters)
-        if condition.field == "input":
-            parameters.append(condition.value.encode())
-            return "instr(body, ?) > 0"
-        parameters.append(condition.value)
-        if condition.kind in LIMITS:
-            return f"{condition.field} {LIMITS[condition.kind]} ?"
-        return f"instr({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} IS ?"
 
     # ------------------------------------------------------------------ numbers, spans, queue
 

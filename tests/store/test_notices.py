@@ -1,7 +1,6 @@
 """The notice board: a bounded log that wakes who waits for it."""
 
 import asyncio
-from contextlib import ExitStack
 
 import pytest
 
@@ -29,15 +28,6 @@ def board_with(*cursors: int, capacity: int = 100) -> NoticeBoard:
 
 
 # ---------------------------------------------------------------------- the log
-
-
-@pytest.mark.parametrize(
-    ("cursor", "is_gap"), [(0, True), (1, True), (2, False), (3, False)], ids=["start", "lost", "oldest-kept", "kept"]
-)
-def test_reader_that_fell_behind_the_log_finds_a_gap(cursor: int, is_gap: bool) -> None:
-    board = board_with(1, 2, 3, 4, capacity=2)
-
-    assert (board.after(cursor) is None) is is_gap
 
 
 @pytest.mark.parametrize(
@@ -90,15 +80,3 @@ async def test_one_waiter_in_line_is_called_for_each_queued_rollout(
         board.publish(notices)
 
         assert [waiter.is_woken for waiter in (first, second, third)] == expected
-
-
-async def test_called_waiter_that_leaves_passes_its_call_on() -> None:
-    board = NoticeBoard()
-    leaving = ExitStack()
-    leaving.enter_context(board.queueing())
-
-    with board.queueing() as second, board.queueing() as third:
-        board.publish([queued(1)])
-        leaving.close()
-
-        assert (second.is_woken, third.is_woken) == (True, False)

@@ -29,42 +29,6 @@ def names(**asked: Any) -> list[str]:
     return [fruit.name for fruit in choose(BASKET, Selection.of(asked, FIELDS))]
 
 
-# ---------------------------------------------------------------------- filters
-
-
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        pytest.param({}, "apple banana cherry date elder", id="nothing-asked"),
-        pytest.param({"colour": "red"}, "apple cherry", id="exact"),
-        pytest.param({"colour": None}, "apple banana cherry date elder", id="none-does-not-filter"),
-        pytest.param({"name_in": ["date", "apple", "fig"]}, "apple date", id="within-keeps-the-order"),
-        pytest.param({"name_in": []}, "", id="within-nothing"),
-        pytest.param({"colour_in": [None]}, "date", id="within-finds-missing-values"),
-        pytest.param({"name_contains": "e"}, "apple cherry date elder", id="contains"),
-        pytest.param({"name_contains": "E"}, "", id="contains-is-case-sensitive"),
-        pytest.param({"colour_contains": ""}, "apple banana cherry elder", id="missing-text-contains-nothing"),
-        pytest.param({"weight_contains": "2"}, "", id="number-contains-no-text"),
-        pytest.param({"colour": "red", "name_contains": "pp"}, "apple", id="all-fields"),
-    ],
-)
-def test_filter_keeps_the_records_that_meet_every_demand(filters: dict[str, Any], expected: str) -> None:
-    assert names(**filters) == expected.split()
-
-
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        pytest.param({"colour": "black", "name_contains": "an"}, "banana elder", id="either-field"),
-        pytest.param({"name": "date", "name_contains": "pp"}, "apple date", id="either-demand"),
-        pytest.param({"name_in": [], "colour": "red"}, "apple cherry", id="empty-within-adds-none"),
-        pytest.param({"name_in": []}, "", id="empty-within-alone"),
-    ],
-)
-def test_or_keeps_the_records_that_meet_one_demand(filters: dict[str, Any], expected: str) -> None:
-    assert names(**filters, filter_logic="or") == expected.split()
-
-
 # ---------------------------------------------------------------------- order
 
 

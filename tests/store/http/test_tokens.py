@@ -37,13 +37,13 @@ def signed_payload(payload: Any) -> str:
 # ---------------------------------------------------------------------- genuine tokens
 
 
-@pytest.mark.parametrize("expires_at", [LATER, int(LATER), None], ids=["float", "int", "never"])
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
-def test_signed_token_gives_its_scope(scope: Scope, expires_at: float | None) -> None:
-    token = sign_token(SECRET, scope, expires_at=expires_at)
+def test_signed_token_gives_its_scope(scope: Scope) -> None:
+    for expires_at in (LATER, int(LATER), None):
+        token = sign_token(SECRET, scope, expires_at=expires_at)
 
-    assert verify_token(SECRET, token, NOW) == scope
-    assert describe_token(token) == SignedToken(scope, expires_at)
+        assert verify_token(SECRET, token, NOW) == scope
+        assert describe_token(token) == SignedToken(scope, expires_at)
 
 
 def test_token_has_the_documented_shape() -> None:
@@ -105,13 +105,11 @@ def test_token_of_another_server_is_refused() -> None:
         verify_token(SECRET, sign_token("another", ATTEMPT, expires_at=None), NOW)
 
 
-@pytest.mark.parametrize(("now", "is_valid"), [(LATER - 0.001, True), (LATER, False), (LATER + 90, False)])
-def test_token_ends_at_its_expiry(now: float, is_valid: bool) -> None:
+def test_token_ends_at_its_expiry() -> None:
     token = sign_token(SECRET, ATTEMPT, expires_at=LATER)
 
-    if is_valid:
-        assert verify_token(SECRET, token, now) == ATTEMPT
-    else:
+    assert verify_token(SECRET, token, LATER - 0.001) == ATTEMPT
+    for now in (LATER, LATER + 90):
         with pytest.raises(InvalidToken, match=r"expired \d+ seconds ago; ask for a new one"):
             verify_token(SECRET, token, now)
 
@@ -188,30 +186,18 @@ def test_unfit_secret_is_refused(secret: str) -> None:
             use()
 
 
-@pytest.mark.parametrize("expires_at", [math.nan, math.inf, -math.inf])
-def test_impossible_expiry_is_refused(expires_at: float) -> None:
-    with pytest.raises(ConfigurationError, match="seconds since the epoch"):
-        sign_token(SECRET, Scope("runner"), expires_at=expires_at)
+def test_what_fits_no_token_is_refused() -> None:
+    for expires_at in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ConfigurationError, match="seconds since the epoch"):
+            sign_token(SECRET, Scope("runner"), expires_at=expires_at)
+    for name in ("\ud800", "x" * 5000):
+        with pytest.raises(ConfigurationError):
+            sign_token(SECRET, Scope("attempt", name, "at-1"), expires_at=None)
 
 
-@pytest.mark.parametrize("name", ["\ud800", "x" * 5000], ids=["surrogate", "long"])
-def test_ids_that_fit_no_token_are_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError):
-        sign_token(SECRET, Scope("attempt", name, "at-1"), expires_at=None)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("attempt",),
-        ("attempt", "ro-1"),
-        ("attempt", "ro-1", ""),
-        ("runner", "ro-1"),
-        ("admin", None, "at-1"),
-        ("root",),
-    ],
-    ids=str,
-)
-def test_impossible_scope_is_refused(arguments: Any) -> None:
-    with pytest.raises(ConfigurationError):
-        Scope(*arguments)
+def test_impossible_scope_is_refused() -> None:
+    of_attempts: list[Any] = [("attempt",), ("attempt", "ro-1"), ("attempt", "ro-1", "")]
+    of_others: list[Any] = [("runner", "ro-1"), ("admin", None, "at-1"), ("root",)]
+    for arguments in (*of_attempts, *of_others):
+        with pytest.raises(ConfigurationError):
+            Scope(*arguments)

@@ -39,7 +39,6 @@ async def read(bodies: Bodies, request: Request, max_bytes: int = 100 * MEGABYTE
 async def test_a_body_is_read_whole_and_decompressed(size: int, encoding: str, is_announced: bool) -> None:
     plain = b"a" * size
     body = gzip.compress(plain) if encoding.lower() == "gzip" else plain
-
     assert await read(Bodies(), sends(body, encoding, is_announced=is_announced)) == plain
 
 

@@ -24,7 +24,6 @@ def test_what_is_compressed_comes_back(plain: bytes) -> None:
 
 def test_members_of_any_size_are_joined() -> None:
     parts = [b"a" * size for size in (0, 1, 70_000, 3, 200_000)]
-
     assert decompressed(b"".join(map(gzip.compress, parts)), LIMIT) == b"".join(parts)
 
 
@@ -67,14 +66,12 @@ def test_what_is_not_whole_gzip_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("members", [1, 2], ids=["in one member", "spread over two"])
 def test_a_bomb_is_refused(members: int) -> None:
     bomb = gzip.compress(bytes(1024 * 1024)) * members
-
     with pytest.raises(PayloadTooLarge, match="larger than"):
         decompressed(bomb, members * 1024 * 1024 - 1)
 
 
 async def test_a_large_body_is_unpacked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "THREAD_FROM_BYTES", 10)
-
     assert await decompress(gzip.compress(b"large"), LIMIT) == b"large"
     with pytest.raises(InvalidValue):
         await decompress(b"not gzip at all", LIMIT)

@@ -39,7 +39,6 @@ def part(body: bytes, *, is_last: bool = False) -> dict[str, Any]:
 )
 async def test_a_body_up_to_the_limit_is_read_whole(messages: list[dict[str, Any]]) -> None:
     request = Request({"headers": [(b"content-length", b"6")]}, sends(*messages))
-
     assert await request.body(max_bytes=6) == b"abcdef"
 
 
@@ -60,10 +59,8 @@ async def test_others_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(asgi_request, "IDLE_SECONDS", 0.02)
-
     with pytest.raises(refusal) as caught:
         await Request({"headers": headers.items()}, sends(*messages)).body(max_bytes=6)
-
     assert caught.value.http_status == status
 
 

@@ -40,7 +40,6 @@ def test_a_path_leads_to_its_route(
     request_line: str, path: str | None, values: dict[str, str], table: RouteTable[str]
 ) -> None:
     verb, _, sent = request_line.partition(" ")
-
     assert table.find(verb, sent.encode()) == (None if path is None else (f"{verb} {path}", values))
 
 

@@ -65,9 +65,7 @@ async def test_failed_attempt_is_retried_up_to_the_limit(store: LightningStore) 
 async def test_older_attempt_changes_only_itself(store: LightningStore) -> None:
     rollout = await store.start_rollout("a")
     await store.start_attempt(rollout.rollout_id)
-
     await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="failed")
-
     assert await status_of(store, rollout.rollout_id) == ("preparing", "preparing")
 
 
@@ -129,16 +127,13 @@ async def test_a_heartbeat_set_back_counts_against_the_attempt(
 ) -> None:
     rollout = await store.start_rollout("a", config=RolloutConfig(unresponsive_seconds=5))
     await store.add_span(make_span(rollout))
-
     await store.update_attempt(rollout.rollout_id, "latest", last_heartbeat_time=clock.now - 60)
-
     assert await status_of(store, rollout.rollout_id) == ("failed", "unresponsive")
 
 
 async def test_heartbeat_makes_a_preparing_attempt_running(store: LightningStore, clock: Any) -> None:
     rollout = await store.start_rollout("a")
     await store.update_attempt(rollout.rollout_id, "latest", last_heartbeat_time=clock.now)
-
     assert await status_of(store, rollout.rollout_id) == ("running", "running")
 
 

@@ -58,9 +58,7 @@ async def test_rollout_that_names_no_resources_gets_the_latest_of_its_claim(stor
 async def test_claim_without_resources_says_so(store: LightningStore) -> None:
     for resources_id in (None, "rs-missing"):
         await store.enqueue_rollout("a", resources_id=resources_id)
-
     claims = await store.claim_rollouts(limit=2)
-
     assert [(claim.version, claim.resources) for claim in claims] == [(None, None)] * 2
 
 

@@ -54,9 +54,7 @@ async def test_worker_that_falls_silent_loses_its_claim(store: LightningStore, c
 
 async def test_worker_that_gives_no_heartbeats_is_never_lost(store: LightningStore, clock: Any) -> None:
     rollout_id = await claimed(store, "w")
-
     await pass_time(store, clock, 10 * LOST_SECONDS)
-
     assert await status_of(store, rollout_id) == "preparing"
 
 
@@ -137,9 +135,7 @@ async def test_rollout_may_be_lost_three_times(store: LightningStore) -> None:
 async def test_loss_is_an_unresponsive_attempt_where_requeueing_is_switched_off(store: LightningStore) -> None:
     once = await claimed(store, "w", requeue_lost=False)
     twice = await claimed(store, "w", requeue_lost=False, max_attempts=2, retry_condition=["unresponsive"])
-
     await store.mark_worker_lost("w", "it died")
-
     assert (await status_of(store, once), await status_of(store, twice)) == ("failed", "requeuing")
 
 
@@ -242,5 +238,4 @@ async def test_attempt_of_another_worker_or_one_that_has_ended_or_was_replaced_i
 async def test_anything_else_under_that_name_is_only_kept(store: LightningStore) -> None:
     for named in ("text", 1, None, [1], [["a"]], [["a", 1]], {"a": "b"}, [["ro-none", "at-none"]]):
         worker = await store.update_worker("w", {"running_attempts": named})
-
         assert worker.heartbeat_stats == {"running_attempts": named}

@@ -45,7 +45,6 @@ async def test_updated_resources_are_replaced_counted_and_latest(store: Lightnin
 async def test_what_is_no_resource_is_refused(store: LightningStore) -> None:
     with pytest.raises(InvalidValue, match="These are not resources"):
         await store.add_resources({"llm": {"resource_type": "nonsense"}})  # type: ignore[dict-item]
-
     assert await store.get_latest_resources() is None
 
 
@@ -66,18 +65,14 @@ async def test_resources_are_queried_by_id_and_paged(store: LightningStore) -> N
 
 async def test_asking_for_work_in_vain_shows_the_worker_idle(store: LightningStore, clock: Any) -> None:
     await store.dequeue_rollout("w-1")
-
     worker = known(await store.get_worker_by_id("w-1"))
-
     assert (worker.status, worker.last_dequeue_time) == ("idle", clock.now)
     assert await store.get_worker_by_id("w-2") is None
 
 
 async def test_assigning_a_worker_shows_it_busy(store: LightningStore) -> None:
     rollout = await store.start_rollout("a")
-
     await store.update_attempt(rollout.rollout_id, "latest", worker_id="w-1")
-
     worker = known(await store.get_worker_by_id("w-1"))
     assert (worker.status, worker.current_rollout_id) == ("busy", rollout.rollout_id)
 

@@ -46,7 +46,6 @@ REPEATED: Mapping[str, dict[str, Any]] = {
 
 def test_every_operation_with_ids_is_repeated_here() -> None:
     with_ids = {name for name, op in operations_of(LightningStore).items() if op.ids}
-
     assert with_ids | {"enqueue_many_rollouts", "update_resources"} == set(REPEATED)
 
 
@@ -157,7 +156,6 @@ async def test_grants_are_kept_for_ten_minutes(store: LightningStore, clock: Any
     await store.enqueue_rollout("a")
     first = await store.dequeue_rollout(claim_id="c")
     clock.advance(600)
-
     assert await store.dequeue_rollout(claim_id="c") == first
 
 
@@ -172,10 +170,8 @@ async def test_ids_of_a_strange_length_are_refused(store: LightningStore) -> Non
 
 async def test_rollout_of_that_id_is_not_started_twice(store: LightningStore) -> None:
     await store.enqueue_rollout("a", rollout_id="mine")
-
     with pytest.raises(RequestConflict, match="use start_attempt to run it once more"):
         await store.start_rollout("b", rollout_id="mine", attempt_id="one")
-
     assert known(await store.get_rollout_by_id("mine")).input == "a"
 
 
@@ -215,7 +211,6 @@ async def test_rollout_that_is_sent_again_may_differ_in_all_but_its_input(store:
 
 async def test_attempt_cannot_be_called_latest(store: LightningStore) -> None:
     await store.enqueue_rollout("a", rollout_id="mine")
-
     with pytest.raises(InvalidValue, match="cannot be called 'latest'"):
         await store.start_attempt("mine", attempt_id="latest")
 
@@ -235,24 +230,19 @@ async def test_version_that_another_has_published_is_refused(store: LightningSto
 async def test_resources_that_were_changed_since_are_not_added_again(store: LightningStore) -> None:
     await store.add_resources(PROMPT, resources_id="mine")
     changed = await store.update_resources("mine", OTHER_PROMPT)
-
     assert await store.add_resources(PROMPT, resources_id="mine") == changed
 
 
 async def test_callers_who_update_one_resource_at_once_all_publish(store: LightningStore) -> None:
     prompts: Any = [{"p": PromptTemplate(template=str(n), engine="f-string")} for n in range(5)]
-
     updates = await asyncio.gather(*[store.update_resources("mine", prompt) for prompt in prompts])
-
     assert sorted(update.version for update in updates) == [1, 2, 3, 4, 5]
 
 
 async def test_figures_that_differ_are_both_kept(store: LightningStore) -> None:
     await store.start_run(run_id="run")
-
     for loss in (0.5, 0.25):
         await store.add_metrics("run", 1, {"loss": loss}, time=7.0)
-
     assert [point.values["loss"] for point in await store.query_metrics("run")] == [0.5, 0.25]
 
 

@@ -65,7 +65,6 @@ async def test_rollout_skipped_in_queue_after_cancellation(store: LightningStore
     cancelled = await store.enqueue_rollout("a")
     kept = await store.enqueue_rollout("b")
     await store.update_rollout(cancelled.rollout_id, status="cancelled")
-
     assert known(await store.dequeue_rollout()).rollout_id == kept.rollout_id
 
 
@@ -204,9 +203,7 @@ async def test_waiters_wake_when_the_rollout_finishes(store: LightningStore) -> 
 async def test_each_rollout_goes_to_one_of_many_waiters(store: LightningStore) -> None:
     waiting = [asyncio.create_task(store.dequeue_rollout(wait=30)) for _ in range(20)]
     queued = [await store.enqueue_rollout(n) for n in range(20)]
-
     claimed = await asyncio.wait_for(asyncio.gather(*waiting), 10)
-
     assert sorted(c.rollout_id for c in claimed if c) == sorted(r.rollout_id for r in queued)
 
 
@@ -249,7 +246,6 @@ async def test_the_input_of_a_task_is_stored_plainly_and_the_task_comes_back(sto
 
 async def test_what_is_given_counts_before_what_the_task_says(store: LightningStore) -> None:
     resources = await store.add_resources({})
-
     for made in await made_of_row(store, mode="train", resources_id=resources.resources_id):
         task = Task.of_rollout(made)
         assert (made.mode, task.mode, task.resources_id) == ("train", "train", resources.resources_id)

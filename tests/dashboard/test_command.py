@@ -189,7 +189,6 @@ def test_chosen_port_is_used_and_a_taken_one_refused(store_path: Path, capsys: p
 
 def test_missing_file_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", str(tmp_path / "missing.db")]) == 1
-
     assert "There is no store" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -216,7 +215,6 @@ def address() -> Iterator[str]:
 def test_server_is_named_with_its_page(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     for given in ("", "/", "/dashboard", "/dashboard/", "/dashboard#/rollouts?mode=val"):
         assert main(["dashboard", address + given]) == 0
-
         behind = given.partition("#")
         assert capsys.readouterr().out == f"The dashboard: {address}/dashboard{behind[1]}{behind[2]}\n"
 

@@ -53,7 +53,6 @@ async def test_what_is_known_is_not_sent_again(serve: Serve, session: aiohttp.Cl
 
 async def test_nothing_else_is_handed_out(serve: Serve, session: aiohttp.ClientSession) -> None:
     server = await serve()
-
     for name in ("nothing.js", "__init__.py", "..%2F__init__.py", "%2e%2e/errors.py"):
         async with session.get(f"{server.endpoint}/dashboard/{name}") as response:
             assert response.status == 404

@@ -78,8 +78,6 @@ async def test_a_link_on_another_site_opens_the_dashboard(page: Page, serve: Ser
 
 async def test_the_page_of_routes_works_under_its_policy(page: Page, serve: Serve) -> None:
     server = await serve()
-
     await page.goto(f"{server.endpoint}/docs")
-
     await page.until_text("/v1/agl/rollouts", "body")
     assert await page.ask("getComputedStyle(document.querySelector('b.verb')).color") == "rgb(255, 255, 255)"

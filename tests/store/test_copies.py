@@ -30,7 +30,6 @@ def test_pydantic_keeps_a_model_in_the_four_places_that_copies_set() -> None:
 def test_records_do_not_lose_the_field_names_they_share(record: BaseModel, change: str) -> None:
     with pytest.raises(TypeError, match=r"change that of record.model_copy\(\)"):
         getattr(record.model_fields_set, change)({"mode"} if change == "difference_update" else "mode")
-
     assert record.model_fields_set == set(type(record).model_fields)
 
 

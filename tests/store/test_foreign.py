@@ -162,9 +162,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Any, ...], dict[st
 async def test_a_foreign_store_is_called_as_release_0_2_called_it(wrap: Any) -> None:
     for name, args, kwargs, *expected in CALLS:
         recorder = Recorder()
-
         await getattr(wrap(recorder), name)(*args, **kwargs)
-
         assert recorder.calls == [(name, *expected)]
 
 
@@ -271,7 +269,6 @@ async def test_a_claim_waits_for_work(store: LightningStore) -> None:
 async def test_a_claim_that_the_store_refuses_is_left_out(old: OldStore, store: LightningStore) -> None:
     old.refuses_claims = 1
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input="refused"), EnqueueRolloutRequest(input="taken")])
-
     assert await store.dequeue_rollout("w") is None
     assert known(await store.dequeue_rollout("w")).input == "taken"
 
@@ -407,9 +404,7 @@ async def test_a_call_that_nobody_waits_for_claims_nothing(store: LightningStore
 async def test_claims_under_one_id_are_each_workers_own(store: LightningStore) -> None:
     for number in range(2):
         await store.enqueue_rollout(number)
-
     claimed = [await store.dequeue_rollout(worker, claim_id="c") for worker in ("a", "b", "a")]
-
     assert [rollout.input for rollout in claimed if rollout is not None] == [0, 1, 0]
 
 
@@ -446,5 +441,4 @@ async def test_remembered_answers_are_bounded_and_expire(monkeypatch: pytest.Mon
 async def test_resources_are_merged(store: LightningStore) -> None:
     await store.update_resources("mine", {"a": PROMPT})
     await store.update_resources("mine", {"b": PROMPT}, merge=True)
-
     assert set(known(await store.get_latest_resources()).resources) == {"a", "b"}

@@ -97,5 +97,4 @@ def test_blocking_subscription_is_an_iterator(blocking: Any) -> None:
     notices = blocking.subscribe(["rollout"])
     blocking.enqueue_rollout("a", rollout_id="r-1")
     blocking.enqueue_rollout("b", rollout_id="r-2")
-
     assert [next(notices).rollout_id for _ in range(2)] == ["r-1", "r-2"]

@@ -55,7 +55,6 @@ def test_broken_attempt_is_retried_under_its_condition_while_attempts_are_left(s
 @pytest.mark.parametrize("status", ["cancelled", "queuing", "lost"])
 def test_attempt_with_a_foreign_status_decides_nothing(status: str) -> None:
     strange = attempt().model_copy(update={"status": status})
-
     with pytest.raises(ValueError, match=f"Invalid attempt status: {status}"):
         rollout_status_from_attempt(strange, RolloutConfig())
 
@@ -153,7 +152,6 @@ def test_fourth_loss_counts_as_a_try() -> None:
 )
 def test_worker_is_silent_when_its_last_sign_is_old(signs: dict[str, float], expected: bool) -> None:
     worker = Worker(worker_id="w", **signs)  # type: ignore[arg-type] # all of them are times
-
     assert is_silent(worker, START, patience_seconds=300, counted_since=0.0) is expected
     assert not is_silent(worker, START, patience_seconds=300, counted_since=800.0)
 
@@ -166,7 +164,6 @@ def test_worker_is_silent_when_its_last_sign_is_old(signs: dict[str, float], exp
 )
 def test_worker_may_miss_three_beats_of_an_interval_within_reason(interval: Any, longest_seconds: int) -> None:
     worker = Worker(worker_id="w", last_heartbeat_time=0.0, heartbeat_stats={"interval_seconds": interval})
-
     assert not is_silent(worker, longest_seconds, patience_seconds=300, counted_since=0.0)
     assert is_silent(worker, longest_seconds + 1, patience_seconds=300, counted_since=0.0)
 
@@ -174,6 +171,5 @@ def test_worker_may_miss_three_beats_of_an_interval_within_reason(interval: Any,
 @pytest.mark.parametrize("last_time", [10**400, float("nan"), -5, "now", START + 10_000], ids=str)
 def test_report_at_an_impossible_time_is_none(last_time: Any) -> None:
     run = Run(run_id="r", name="fit", start_time=START, metadata={"reports": {"last_time": last_time}})
-
     assert run_as_seen(run, START + 300) is run
     assert run_as_seen(run, START + 301).end_time == START

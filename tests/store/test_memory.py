@@ -28,34 +28,21 @@ def test_size_of_a_model_is_its_object_and_its_values() -> None:
     assert estimate_model_size({"k": [1, "a"]}) == sys.getsizeof({"k": 1}) + inner
 
 
-@pytest.mark.parametrize(
-    ("eviction", "safe", "expected"),
-    [
-        (None, None, (7000, 5600)),
-        (0.5, None, (5000, 4000)),
-        (0.5, 0.1, (5000, 1000)),
-        (100, 50, (100, 50)),
-        (1, 0, (1, 0)),
-        (1.0, None, (10000, 8000)),
-    ],
-)
-def test_thresholds_are_shares_or_bytes(
-    monkeypatch: pytest.MonkeyPatch, eviction: Any, safe: Any, expected: tuple[int, int]
-) -> None:
+def test_thresholds_are_shares_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_detect_total_memory_bytes", lambda: 10_000)
+    given: list[tuple[Any, Any]] = [(None, None), (0.5, None), (0.5, 0.1), (100, 50), (1, 0), (1.0, None)]
 
-    store = InMemoryLightningStore(eviction_memory_threshold=eviction, safe_memory_threshold=safe)
+    stores = [InMemoryLightningStore(eviction_memory_threshold=one, safe_memory_threshold=two) for one, two in given]
 
-    assert (store._eviction_threshold_bytes, store._safe_threshold_bytes) == expected
+    found = [(store._eviction_threshold_bytes, store._safe_threshold_bytes) for store in stores]
+    assert found == [(7000, 5600), (5000, 4000), (5000, 1000), (100, 50), (1, 0), (10000, 8000)]
 
 
-@pytest.mark.parametrize(
-    ("eviction", "safe"),
-    [(0, None), (0.0, None), (1.5, None), (-5, None), (100, 100), (100, 200), (100, -1), (100, 1.5), (True, None)],
-)
-def test_senseless_thresholds_are_refused(eviction: Any, safe: Any) -> None:
-    with pytest.raises(ConfigurationError, match="memory_threshold"):
-        InMemoryLightningStore(eviction_memory_threshold=eviction, safe_memory_threshold=safe)
+def test_senseless_thresholds_are_refused() -> None:
+    alone: list[Any] = [0, 0.0, 1.5, -5, True]
+    for eviction, safe in (*((each, None) for each in alone), (100, 100), (100, 200), (100, -1), (100, 1.5)):
+        with pytest.raises(ConfigurationError, match="memory_threshold"):
+            InMemoryLightningStore(eviction_memory_threshold=eviction, safe_memory_threshold=safe)
 
 
 def estimate(span: Span) -> int:

@@ -37,9 +37,7 @@ def board_with(*cursors: int, capacity: int = 100) -> NoticeBoard:
 )
 def test_known_notices_are_not_kept_again(published: list[int], expected: list[int]) -> None:
     board = board_with(1, 2)
-
     board.publish([notice(cursor) for cursor in published])
-
     assert board.cursor == expected[-1]
     assert board.after(0) == [notice(cursor) for cursor in expected]
 
@@ -75,8 +73,6 @@ async def test_one_waiter_in_line_is_called_for_each_queued_rollout(
     notices: list[NoticeFields], expected: list[bool]
 ) -> None:
     board = NoticeBoard()
-
     with board.queueing() as first, board.queueing() as second, board.queueing() as third:
         board.publish(notices)
-
         assert [waiter.is_woken for waiter in (first, second, third)] == expected

@@ -153,7 +153,6 @@ async def test_store_moves_between_all_back_ends(tmp_path: Path, make_span: Any)
 async def test_pickled_store_opens_the_same_database() -> None:
     async with PostgresLightningStore(new_database()) as store:
         rollout = await store.enqueue_rollout("a")
-
         async with pickle.loads(pickle.dumps(store)) as again:
             assert (await again.get_rollout_by_id(rollout.rollout_id)).input == "a"
 
@@ -178,10 +177,8 @@ async def test_lost_connections_are_replaced_and_the_operation_is_run_again() ->
 
 async def test_database_that_is_not_there_is_an_outage_that_shows_no_password() -> None:
     dsn = new_database().rpartition("/")[0] + "/nowhere"
-
     with pytest.raises(StoreUnavailable, match='database "nowhere" does not exist') as caught:
         PostgresLightningStore(dsn)
-
     assert PASSWORD not in f"{caught.value} {caught.value.__cause__}"
 
 
@@ -197,7 +194,6 @@ async def test_database_that_is_not_there_is_an_outage_that_shows_no_password() 
 def test_address_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
     with pytest.raises(ConfigurationError, match="%40") as caught:
         PostgresLightningStore(dsn)
-
     assert PASSWORD not in f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
 
 
@@ -209,7 +205,6 @@ def test_address_is_described_without_its_password() -> None:
 def test_database_of_another_program_is_refused() -> None:
     dsn = shared_cluster().create_database("of_another_program")
     shared_cluster().run_sql("CREATE TABLE runs (id int)", "of_another_program")
-
     with pytest.raises(IncompatibleStore, match="tables of another program"):
         PostgresLightningStore(dsn)
 
@@ -225,7 +220,6 @@ async def test_trainer_takes_the_address_of_a_database() -> None:
 
 def test_commands_refuse_a_password_that_others_could_see(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "--backend", "postgres", "--dsn", f"postgresql://agl:{PASSWORD}@h/db"]) != 0
-
     shown = capsys.readouterr()
     assert "PGPASSWORD" in shown.err
     assert PASSWORD not in shown.err + shown.out
@@ -321,13 +315,11 @@ def test_connection_that_is_lost_in_a_session_is_an_outage_and_closed() -> None:
     with connect(new_database()) as connection:
         with pytest.raises(psycopg.OperationalError):
             _run(connection, ("SELECT pg_terminate_backend(pg_backend_pid())", ()), ("SELECT 1", ()))
-
         assert connection.closed
 
 
 def test_statement_is_prepared_anew_when_a_parameter_has_another_type() -> None:
     with connect(new_database()) as connection, PostgresSession(connection) as session:
         found = [session.select("SELECT ?::float8", (value,)) for value in (None, 1.5, 2, None, 2.5)]
-
         assert found == [[(None,)], [(1.5,)], [(2.0,)], [(None,)], [(2.5,)]]
         assert connection.prepared < 6

@@ -7,6 +7,7 @@ import pickle
 import sqlite3
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,24 @@ async def test_full_disk_is_said_clearly_and_keeps_what_was_acknowledged(tmp_pat
         assert len(await store.query_spans(rollout.rollout_id)) == kept + 1
 
 
-@pytest.mark.parametrize("content", [b"hello", b"SQLite format 3\x00" + b"y" * 8000], ids=["text", "torn"])
-def test_foreign_or_damaged_file_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
+def database_of_another_program(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE cats (name TEXT)")
+    connection.close()
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "text": lambda path: path.write_bytes(b"hello"),
+    "torn": lambda path: path.write_bytes(b"SQLite format 3\x00" + b"y" * 8000),
+    "of another program": database_of_another_program,
+}
+
+
+@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
+def test_foreign_or_damaged_file_is_refused_and_not_touched(tmp_path: Path, make: Callable[[Path], object]) -> None:
     path = tmp_path / "s.db"
-    path.write_bytes(content)
+    make(path)
+    content = path.read_bytes()
 
     with pytest.raises(IncompatibleStore, match=r"s\.db"):
         SqliteLightningStore(path)
@@ -136,19 +151,6 @@ async def test_damage_inside_the_file_is_found_when_it_is_opened(tmp_path: Path,
     path.write_bytes(content)
 
     with pytest.raises(IncompatibleStore, match=r"damaged .* restore it from a backup"):
-        SqliteLightningStore(path)
-
-    assert path.read_bytes() == content
-
-
-def test_sqlite_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE cats (name TEXT)")
-    connection.close()
-    content = path.read_bytes()
-
-    with pytest.raises(IncompatibleStore, match="of another program"):
         SqliteLightningStore(path)
 
     assert path.read_bytes() == content
@@ -204,7 +206,6 @@ async def test_a_missing_folder_is_made_for_its_owner_alone(tmp_path: Path) -> N
 def test_a_place_where_no_store_can_be_is_refused(tmp_path: Path, place: str, expected: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-
     with pytest.raises(AgentLightningError, match=expected):
         SqliteLightningStore(tmp_path / place)
 
@@ -231,17 +232,14 @@ async def test_backup_of_a_store_in_use_is_consistent(tmp_path: Path, make_span:
         assert len(spans) % 2 == 0
         assert (await copy.statistics())["total_rollouts"] == 1
     assert not (tmp_path / "copy.db.part").exists()
+    async with SqliteLightningStore() as store:
+        with pytest.raises(ConfigurationError, match="export_store"):
+            await store.backup("copy.db")
 
 
 async def _write_pairs(store: SqliteLightningStore, rollout: Any, make_span: Any) -> None:
     while True:
         await store.add_many_spans([make_span(rollout), make_span(rollout)])
-
-
-async def test_memory_store_has_no_backup() -> None:
-    async with SqliteLightningStore() as store:
-        with pytest.raises(ConfigurationError, match="export_store"):
-            await store.backup("copy.db")
 
 
 async def test_closed_store_says_so(tmp_path: Path) -> None:
@@ -394,11 +392,10 @@ async def test_store_is_handed_to_another_process(tmp_path: Path, method: str) -
 
 
 def test_pickle_carries_the_address(tmp_path: Path) -> None:
-    store = SqliteLightningStore(tmp_path / "s.db", durability="power", max_span_bytes=1000)
-
-    copy = pickle.loads(pickle.dumps(store))
-
-    assert (copy.path, copy.durability, copy.max_span_bytes) == (store.path, "power", 1000)
+    options: Any = {"durability": "power", "max_span_bytes": 1000, "lost_worker_seconds": 77}
+    copy = pickle.loads(pickle.dumps(SqliteLightningStore(tmp_path / "s.db", **options)))
+    assert (copy.path, copy.durability, copy.max_span_bytes) == (str(tmp_path / "s.db"), "power", 1000)
+    assert copy._watch.lost_worker_seconds == 77
 
 
 async def test_waiters_see_what_another_connection_writes(tmp_path: Path, make_span: Any) -> None:

@@ -251,9 +251,7 @@ async def test_the_environment_gives_a_new_store_another_mode_and_one_that_exist
 @pytest.mark.usefixtures("open_umask")
 async def test_a_store_behind_a_link_to_nothing_is_created_for_its_owner_alone(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
-
     await SqliteLightningStore(tmp_path / "link.db").close()
-
     assert modes_in(tmp_path)["runs.db"] == "0600"
 
 

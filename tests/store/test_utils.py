@@ -50,9 +50,7 @@ def attempted(config: RolloutConfig | None = None, **attempt: Any) -> AttemptedR
 async def test_status_is_propagated_with_one_call() -> None:
     callbacks = Callbacks()
     config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
-
     await propagate_status(callbacks.update_rollout, attempted(status="failed").attempt, config)
-
     assert callbacks.calls == [("rollout", "r", "requeuing")]
 
 
@@ -74,15 +72,12 @@ CASES: dict[str, tuple[AttemptedRollout, list[tuple[Any, ...]]]] = {
 @pytest.mark.parametrize(("rollout", "expected"), CASES.values(), ids=CASES)
 async def test_healthcheck_asks_for_what_is_due(rollout: AttemptedRollout, expected: list[Any]) -> None:
     callbacks = Callbacks()
-
     await healthcheck([rollout], callbacks.update_rollout, callbacks.update_attempt)
-
     assert callbacks.calls == expected
 
 
 def test_scan_gives_new_statuses_by_attempt() -> None:
     late, fine = attempted(SLOW, start_time=NOW - 11), attempted(SLOW)
-
     assert scan_unhealthy_rollouts([late, fine]) == {("r", "a"): "timeout"}
 
 

@@ -226,7 +226,6 @@ def test_a_span_of_any_size_above_the_limit_is_refused(span: Span) -> None:
 )
 def test_a_large_span_above_the_limit_is_refused(attributes: dict[str, Any]) -> None:
     span = make_span(attributes=attributes, parent_id="p" * 16, start_time=1.5, end_time=2.5)
-
     with pytest.raises(PayloadTooLarge):
         check_size(span, weigh_span(span), len(span_as_json(span)) - 1)
 

@@ -82,9 +82,7 @@ async def test_the_token_of_a_claim_writes_its_spans_and_reads_nothing(serve: Se
 
 async def test_without_a_token_there_is_none_in_claims(serve: Serve, connect: Connect) -> None:
     server, guarded = await serve(), await serve(token=MASTER)
-
     claims = [await claim_of(connect(server.endpoint), server), await claim_of(guarded, guarded)]
-
     assert [claim.token for claim in claims] == [None, None]
 
 
@@ -139,9 +137,7 @@ class OneLongId(LightningStore):
 
 async def test_ids_too_long_for_a_token_do_not_stop_a_claim(serve: Serve, connect: Connect) -> None:
     server = await serve(OneLongId(), token=MASTER)
-
     (claim,) = await connect(server.endpoint, token=runner_token()).claim_rollouts()
-
     assert claim.token is None
 
 

@@ -43,7 +43,6 @@ async def test_request_that_is_wrong_is_not_sent_again(scripted: Any, connect: A
 async def test_request_that_failed_in_passing_is_sent_again(scripted: Any, connect: Any) -> None:
     for status in (408, 500, 502, 503, 504):
         address, counts = await scripted(status, status, 200)
-
         assert await connect(address).statistics() == {"total_rollouts": 7}
         assert counts == {"/v1/agl/statistics": 3, "/health": 2}
 
@@ -60,10 +59,8 @@ async def test_last_failure_is_raised_after_the_last_retry(scripted: Any, connec
 
 async def test_unhealthy_server_is_asked_only_for_its_health(scripted: Any, connect: Any) -> None:
     address, counts = await scripted(500, health=500)
-
     with pytest.raises(aiohttp.ClientResponseError):
         await connect(address, health_retry_delays=(0.0, 0.0)).statistics()
-
     assert counts == {"/v1/agl/statistics": 1, "/health": 3}
 
 
@@ -73,7 +70,6 @@ async def test_unhealthy_server_is_asked_only_for_its_health(scripted: Any, conn
 @pytest.mark.parametrize("transport", ["auto", "http", "ws"])
 async def test_question_that_cannot_be_asked_is_no_answer(transport: str, nowhere: str, connect: Any) -> None:
     client = connect(nowhere, transport=transport)
-
     for question in (client.get_latest_resources, lambda: client.get_rollout_by_id("a"), client.query_rollouts):
         with pytest.raises(StoreUnavailable, match="is the server running"):
             await question()
@@ -84,18 +80,14 @@ async def test_dequeue_in_an_outage_is_none_and_told_once(
     transport: str, nowhere: str, connect: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(nowhere, transport=transport)
-
     assert [await client.dequeue_rollout("w") for _ in range(3)] == [None, None, None]
-
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
 async def test_dequeue_in_an_outage_does_not_wait_for_a_subscription_to_begin(nowhere: str, connect: Any) -> None:
     client = connect(nowhere, outage_seconds=60.0)
     notices = client.subscribe(["rollout"])
-
     assert await asyncio.wait_for(client.dequeue_rollout(), 30) is None
-
     await notices.aclose()
 
 

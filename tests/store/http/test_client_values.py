@@ -37,9 +37,7 @@ class Task:
 @both_transports
 async def test_models_and_dataclasses_arrive_as_plain_values(transport: str, serve: Any, connect: Any) -> None:
     client = connect((await serve()).endpoint, transport=transport)
-
     rollout = await client.start_rollout(Task(Question(text="ü")), metadata={"at": Question(text="b")})
-
     assert rollout.input == {"question": {"text": "ü", "choices": [1]}, "weights": [0.5]}
     assert rollout.metadata == {"at": {"text": "b", "choices": [1]}}
 
@@ -84,19 +82,15 @@ async def test_foreign_error_says_what_it_was(transport: str, serve: Any, connec
 @both_transports
 async def test_too_large_request_is_refused_in_our_words(transport: str, serve: Any, connect: Any) -> None:
     client = connect((await serve(max_request_bytes=20_000)).endpoint, transport=transport)
-
     with pytest.raises(PayloadTooLarge):
         await client.enqueue_rollout("x" * 30_000)
-
     assert (await client.enqueue_rollout("x" * 10_000)).status == "queuing"
 
 
 async def test_small_requests_that_share_a_frame_are_no_large_one(serve: Any, connect: Any) -> None:
     client = connect((await serve(max_request_bytes=20_000)).endpoint, transport="ws", retry_delays=())
     await client.statistics()
-
     enqueued = await asyncio.gather(*[client.enqueue_rollout("x" * 1000) for _ in range(100)])
-
     assert len({rollout.rollout_id for rollout in enqueued}) == 100
 
 

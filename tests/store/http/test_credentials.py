@@ -70,7 +70,6 @@ async def test_a_reader_sees_no_key_on_any_route(server: LightningStoreServer, s
 
 async def test_a_reader_sees_no_key_on_the_live_channel(server: LightningStoreServer, connect: Connect) -> None:
     client = connect(server.endpoint, token=token_of("reader"), transport="ws")
-
     for found in (await client.get_latest_resources(), await client.query_resources()):
         assert keys_in(found) == {"plain": "***", "proxied": "***", "open": None}
 
@@ -97,7 +96,6 @@ async def test_the_master_token_and_the_process_itself_see_all(server: Lightning
     await connect(server.endpoint, token=token_of("reader")).get_latest_resources()
     for store in (server, connect(server.endpoint, token=MASTER)):
         keys = keys_in(await store.get_latest_resources())
-
         assert keys == {"plain": PROVIDER_KEY, "proxied": PROXY_SECRET, "open": None}
 
 
@@ -212,7 +210,6 @@ async def test_resources_that_a_rollout_pins_an_agent_to_have_their_keys_in_its_
 
 async def test_pins_that_are_none_do_not_stop_a_claim(server: LightningStoreServer, connect: Connect) -> None:
     client = connect(server.endpoint, token=token_of("runner"))
-
     for pins in ("mine", ["mine"], {"critic": 7}, None):
         assert await claim_with_keys(client, server, metadata={"pinned_resources": pins}) is not None
 
@@ -221,7 +218,6 @@ async def test_a_claim_of_the_master_token_has_the_secrets_and_needs_no_keys(
     server: LightningStoreServer, connect: Connect
 ) -> None:
     claim = await claim_with_keys(connect(server.endpoint, token=MASTER), server)
-
     assert (reference_in(claim), dict(claim.proxy_keys)) == (PROXY_SECRET, {})
 
 
@@ -230,9 +226,7 @@ async def test_a_server_before_another_passes_the_keys_on(
 ) -> None:
     before = await serve(connect(server.endpoint, token=token_of("runner")), token=f"{MASTER}-2")
     client = connect(before.endpoint, token=sign_token(f"{MASTER}-2", Scope("runner"), expires_at=None))
-
     claim = await claim_with_keys(client, server)
-
     assert read_attempt_key(PROXY_SECRET, claim.proxy_keys[reference_in(claim)]) is not None
 
 

@@ -90,7 +90,6 @@ async def test_body_that_is_no_trace_is_refused(
 ) -> None:
     headers = {"Content-Type": media_type}
     answer = await asyncio.to_thread(requests.post, f"{server.endpoint}/v1/traces", data=body, headers=headers)
-
     assert answer.status_code == expected
 
 
@@ -108,5 +107,4 @@ async def test_spans_of_nobody_are_counted_as_rejected(server: LightningStoreSer
 async def test_other_signals_are_not_taken(server: LightningStoreServer) -> None:
     for path in NOT_SUPPORTED:
         answer = await asyncio.to_thread(requests.post, server.endpoint + path, data=b"")
-
         assert (answer.status_code, answer.json()["error_type"]) == (501, "NotSupported")

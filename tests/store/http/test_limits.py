@@ -47,9 +47,7 @@ async def test_too_large_body_is_refused(is_announced: bool, serve: Any, session
 
 async def test_refused_upload_hears_why_though_it_is_still_sending(serve: Any) -> None:
     server = await serve(max_request_bytes=MEGABYTE)
-
     answer = await asyncio.to_thread(requests.post, f"{server.endpoint}/add_span", data=b" " * 10 * MEGABYTE)
-
     assert answer.status_code == 413
 
 

@@ -133,10 +133,8 @@ async def test_subscription_to_nonsense_is_refused_in_our_words(server: Lightnin
 
 async def test_compact_connection_is_told_echoes_in_short(server: LightningStoreServer, make_span: Any) -> None:
     span = make_span(await server.start_rollout("a")).model_dump(mode="json")
-
     async with opened(server, query="?compact=1") as channel:
         told = await channel.call(1, "add_many_spans", spans=[span, span])
-
     assert told == {"id": 1, "result": [True, False]}
 
 

@@ -40,10 +40,8 @@ async def test_a_long_number_in_a_deep_body_is_no_other_matter(
     server: LightningStoreServer, session: aiohttp.ClientSession, caplog: Any
 ) -> None:
     body = BODIES["/v1/agl/rollouts"] % nested(990).replace("1", "1234567890123456789")
-
     async with session.post(f"{server.endpoint}/v1/agl/rollouts", data=body) as response:
         assert (response.status, (await response.json())["error_type"]) == (400, "InvalidValue")
-
     assert caplog.records == []
 
 

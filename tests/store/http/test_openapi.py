@@ -55,7 +55,6 @@ def session() -> Any:
 
 async def test_committed_description_is_what_the_server_says(server: LightningStoreServer) -> None:
     answer = await asyncio.to_thread(requests.get, f"{server.endpoint}/openapi.json")
-
     assert answer.json() == document, "run `make reference`, and commit docs/reference"
 
 
@@ -76,7 +75,6 @@ def test_every_operation_is_described(family: str) -> None:
 
 def test_every_route_has_a_name_of_its_own() -> None:
     names = [operation["operationId"] for verbs in document["paths"].values() for operation in verbs.values()]
-
     assert len(set(names)) == len(names)
 
 

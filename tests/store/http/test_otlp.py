@@ -135,9 +135,7 @@ def test_exported_span_is_what_the_direct_conversion_gives_with_kind_and_scope(m
 def test_spans_are_read_in_the_order_they_began(media_type: str) -> None:
     nanoseconds = (1_700_000_000_000_000_003, 1_700_000_000_000_000_001, 1_700_000_000_000_000_002)
     request = request_of(*({"startTimeUnixNano": str(n)} for n in nanoseconds))
-
     traces = read_traces(body_of(request, media_type), media_type)
-
     assert [span.name for span in traces.spans] == ["span 2", "span 3", "span 1"]
 
 
@@ -147,9 +145,7 @@ def test_spans_are_read_in_the_order_they_began(media_type: str) -> None:
 @both_formats
 def test_links_keep_their_trace_state(media_type: str) -> None:
     link = {"traceId": TRACE_ID, "spanId": SPAN_ID, "traceState": "vendor=a:b,other=c"}
-
     [span] = read_traces(body_of(request_of({"links": [link]}), media_type), media_type).spans
-
     assert span.links[0].context.trace_state == {"vendor": "a:b", "other": "c"}
 
 
@@ -294,6 +290,5 @@ async def test_store_that_is_away_is_not_a_rejection() -> None:
 def test_partial_success_counts_and_explains() -> None:
     partial = ExportTraceServiceResponse.FromString(encode_answer(PROTOBUF, 3, "why")).partial_success
     in_json = json.loads(encode_answer(f"{JSON}; charset=utf-8", 3, "why"))
-
     assert (partial.rejected_spans, partial.error_message) == (3, "why")
     assert in_json == {"partialSuccess": {"rejectedSpans": "3", "errorMessage": "why"}}

@@ -113,7 +113,6 @@ NULL, ONE, TEXT = AnyValue(), AnyValue(int_value=1), AnyValue(string_value="t")
 def test_value_is_the_same_from_both_formats(protobuf: AnyValue, in_json: Any, expected: Any) -> None:
     of_protobuf = read_attribute(protobuf_body(protobuf), PROTOBUF)
     of_json = read_attribute(attribute(in_json), JSON)
-
     assert of_protobuf == of_json == expected
     assert type(of_protobuf) is type(of_json) is type(expected)
 
@@ -136,15 +135,12 @@ def test_bytes_in_any_base64_are_accepted(text: str) -> None:
 @pytest.mark.parametrize("media_type", ["Application/JSON", "application/json; charset=utf-8", " application/json ;"])
 def test_capitals_and_parameters_change_nothing(media_type: str) -> None:
     (span,) = read_traces(json_body(traceId=TRACE_ID.upper(), spanId=SPAN_ID.upper()), media_type).spans
-
     assert (span.trace_id, span.span_id) == (TRACE_ID, SPAN_ID)
 
 
 def test_unknown_fields_and_nulls_are_tolerated() -> None:
     nulls = dict.fromkeys(["parentSpanId", "kind", "startTimeUnixNano", "attributes", "events", "links", "status"])
-
     (span,) = read_traces(json_body(future={"a": [1]}, flags=None, **nulls), JSON).spans
-
     assert (span.name, span.attributes, span.parent) == ("s", {}, None)
 
 
@@ -303,5 +299,4 @@ def test_damaged_protobuf_is_at_worst_refused(data: st.DataObject) -> None:
     body = bytearray(protobuf_body(mapping(k=array(ONE, TEXT), b=AnyValue(double_value=0.5))))
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-
     digest(bytes(body[: data.draw(st.integers(len(body) // 2, len(body)))]), PROTOBUF)

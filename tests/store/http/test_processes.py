@@ -67,7 +67,6 @@ def test_public_address_without_a_token_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AGL_STORE_TOKEN", raising=False)
-
     for host in ("0.0.0.0", "::", "192.0.2.1", "store.example"):
         assert main(["store", "--host", host, "--port", "0"]) != 0
         assert "agl tokens new" in capsys.readouterr().err

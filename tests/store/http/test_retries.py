@@ -57,22 +57,18 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def test_outage_shorter_than_patience_is_ridden_out(world: World) -> None:
     world.plan([(0.0, PATIENCE - 1)])
-
     assert await POLICY.persist(world.attempt, world.is_healthy) == "done"
 
 
 async def test_outage_longer_than_patience_is_told(world: World) -> None:
     world.plan([(0.0, PATIENCE + 1)])
-
     with pytest.raises(StoreUnavailable, match="is the server running"):
         await POLICY.persist(world.attempt, world.is_healthy)
-
     assert world.now - 1000.0 <= PATIENCE
 
 
 async def test_wait_survives_outages_that_together_are_longer_than_patience(world: World) -> None:
     world.plan([(2 * WAITED_SECONDS, PATIENCE - 1)] * 5)
-
     assert await POLICY.persist(world.attempt, world.is_healthy, waits=True) == "done"
     assert world.now - 1000.0 > 4 * PATIENCE
 
@@ -82,17 +78,13 @@ async def test_attempt_that_did_not_wait_is_a_failure_of_the_same_outage(
     world: World, waited: float, waits: bool
 ) -> None:
     world.plan([(waited, PATIENCE / 2)] * 5)
-
     with pytest.raises(StoreUnavailable):
         await POLICY.persist(world.attempt, world.is_healthy, waits=waits)
-
     assert world.attempts == 2
 
 
 async def test_server_that_is_there_but_loses_every_call_is_given_up_in_the_end(world: World) -> None:
     world.plan([(0.0, 0.0)] * 1000)
-
     with pytest.raises(StoreUnavailable):
         await POLICY.persist(world.attempt, world.is_healthy)
-
     assert PATIENCE <= world.now - 1000.0 < PATIENCE + 2

@@ -329,7 +329,6 @@ async def test_half_a_header_does_not_hold_a_connection(
 def test_server_arguments_can_be_given_as_one() -> None:
     args = PythonServerLauncherArgs(port=0, host="127.0.0.1", launch_mode="thread", access_host="store.example")
     server = LightningStoreServer(InMemoryLightningStore(), launcher_args=args)
-
     assert server.endpoint == "http://store.example:0"
     assert isinstance(pickle.loads(pickle.dumps(server))._target, LightningStoreClient)
 
@@ -371,7 +370,6 @@ print(asyncio.run(serve_both()), [span.name for span in spans.get_finished_spans
 
 def test_servers_make_no_spans_of_their_own() -> None:
     ended = subprocess.run([sys.executable, "-c", SERVED_AND_TRACED], capture_output=True, text=True, timeout=60)
-
     assert ended.stdout == "200 []\n", ended.stderr
 
 

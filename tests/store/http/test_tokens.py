@@ -41,7 +41,6 @@ def signed_payload(payload: Any) -> str:
 def test_signed_token_gives_its_scope(scope: Scope) -> None:
     for expires_at in (LATER, int(LATER), None):
         token = sign_token(SECRET, scope, expires_at=expires_at)
-
         assert verify_token(SECRET, token, NOW) == scope
         assert describe_token(token) == SignedToken(scope, expires_at)
 
@@ -58,7 +57,6 @@ def test_token_has_the_documented_shape() -> None:
 
 def test_signing_key_is_not_the_master_token_itself() -> None:
     signed, _, signature = sign_token(SECRET, ATTEMPT, expires_at=None).rpartition(".")
-
     assert signature != encode(hmac.digest(SECRET.encode(), signed.encode(), "sha256"))
 
 

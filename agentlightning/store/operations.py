@@ -117,12 +117,6 @@ class Operation:
         given = self.signature.bind(*args, **kwargs).arguments
         return {name: value for name, value in given.items() if value is not UNSET}
 
-    def encode_result(self, value: object) -> bytes:
-        return self.result.dump_json(value, serialize_as_any=True)
-
-    def decode_result(self, payload: bytes) -> Any:
-        return self.result.validate_json(payload)
-
     def brief(self, result: object) -> Any:
         """The result of an operation that echoes spans, in short: the number of each that was kept, False if not."""
         if isinstance(result, list):

@@ -231,7 +231,8 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         entry = self.known(rollout_id)
         if entry.due != due:
             self._hold_changed(entry)
-            self._change(entry, "due", due)
+            self._undo.append((setattr, (entry, "due", entry.due)))
+            entry.due = due
         if due is not None and (self.earliest_due is None or due < self.earliest_due):
             self.earliest_due = due
 

@@ -92,11 +92,6 @@ class WorkingSet(Transaction, Generic[EntryT]):
         self._undo.append((_restore, (mapping, key, mapping.get(key, _MISSING))))
         mapping[key] = value
 
-    def _change(self, entry: Entry, name: str, value: object) -> None:
-        """Set a field of an entry, unless the operation fails."""
-        self._undo.append((setattr, (entry, name, getattr(entry, name))))
-        setattr(entry, name, value)
-
     # ------------------------------------------------------------------ records
 
     def find(self, rollout_id: str) -> EntryT | None:

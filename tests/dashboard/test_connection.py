@@ -84,17 +84,20 @@ def test_assets_load_nothing_from_elsewhere_and_can_be_read() -> None:
         assert max(map(len, asset.body.decode().splitlines())) <= LONGEST_LINE, name
 
 
-async def test_token_is_asked_for_once_and_kept(page: Page, serve: Serve) -> None:
+async def test_token_is_asked_for_until_one_may_read_and_kept(page: Page, serve: Serve) -> None:
     server = await serve(token=SECRET)
-    token = sign_token(SECRET, Scope("runner"), expires_at=None)
-    await finished(server, "behind a token")
+    rollout = await finished(server, "behind a token")
+    attempt = Scope("attempt", rollout.rollout_id, rollout.attempt.attempt_id)
+    narrow, token = [sign_token(SECRET, scope, expires_at=None) for scope in (attempt, Scope("runner"))]
     await page.goto(f"{server.endpoint}/dashboard#/rollouts")
     await page.until("!document.querySelector('#ask').hidden")
     assert "behind a token" not in await page.ask("document.body.innerText")
 
-    await page.fill("#token", "wrong")
-    await page.press("Enter")
-    await page.until_text("neither this server's master token", "#refused")
+    refusals = {"wrong": "neither this server's master token", narrow: "use a runner's token"}
+    for refused, reason in refusals.items():
+        await page.fill("#token", refused)
+        await page.press("Enter")
+        await page.until_text(reason, "#refused")
     await page.fill("#token", token)
     await page.press("Enter")
 

@@ -3,11 +3,8 @@
 import asyncio
 
 from agentlightning.store import InMemoryLightningStore, LightningStore
-from agentlightning.store.http.tokens import Scope, sign_token
 from tests.dashboard.browser import Page
 from tests.dashboard.conftest import Serve, finished, reward_span, span_of
-
-SECRET = "a-master-token-of-some-length"
 
 
 async def test_reward_behind_thousands_of_spans_is_shown(page: Page, serve: Serve) -> None:
@@ -35,22 +32,6 @@ async def test_curve_of_values_that_differ_by_rounding_is_drawn(page: Page, serv
 
     await page.until("document.querySelectorAll('polyline').length === 1")
     assert "NaN" not in await page.ask("document.querySelector('polyline').getAttribute('points')")
-
-
-async def test_token_that_may_not_read_can_be_replaced(page: Page, serve: Serve) -> None:
-    server = await serve(token=SECRET)
-    rollout = await finished(server, "behind a token")
-    narrow = sign_token(SECRET, Scope("attempt", rollout.rollout_id, rollout.attempt.attempt_id), expires_at=None)
-    await page.goto(f"{server.endpoint}/dashboard#/rollouts")
-    await page.until("!document.querySelector('#ask').hidden")
-
-    await page.fill("#token", narrow)
-    await page.press("Enter")
-    await page.until_text("use a runner's token", "#refused")
-    await page.fill("#token", SECRET)
-    await page.press("Enter")
-
-    await page.until_text("behind a token")
 
 
 async def test_address_that_leads_nowhere_is_told(page: Page, serve: Serve) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, OtelResource, Span, SpanContext, TraceStatus
 
-COUNT = 1500
+COUNT = 1000
 chance = random.Random(1)
 
 

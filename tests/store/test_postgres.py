@@ -1,9 +1,10 @@
 """The PostgreSQL store: what several writers, several processes and a lost database make of it."""
 
 import asyncio
+import importlib
 import os
 import pickle
-import subprocess
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -271,16 +272,11 @@ async def test_what_was_acknowledged_survives_a_crash_of_the_database(tmp_path_f
         cluster.kill()
 
 
-def test_module_without_psycopg_names_the_package_to_install() -> None:
-    code = (
-        "import sys; sys.modules['psycopg'] = None\n"
-        "try:\n    import agentlightning.store.postgres\n"
-        "except ImportError as error:\n    print(error)"
-    )
-
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert install_command("postgres") in shown.stdout
+def test_module_without_psycopg_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "agentlightning.store.postgres")
+    monkeypatch.setitem(sys.modules, "psycopg_pool", None)
+    with pytest.raises(ImportError, match=re.escape(install_command("postgres"))):
+        importlib.import_module("agentlightning.store.postgres")
 
 
 def _run(connection: Any, *statements: tuple[str, tuple[Any, ...]]) -> None:

@@ -149,18 +149,15 @@ class OperationCodec:
             return span_as_json(result)
         if isinstance(result, PaginatedResult) and result.items:
             return b"".join(encode_page(result))
-        return self.op.encode_result(result)
+        return self.op.result.dump_json(result, serialize_as_any=True)
 
     def encode_brief(self, result: object) -> bytes:
         """The result, told in short if the caller knows the rest."""
         return self.encode_result(result) if self.op.echoes is None else orjson.dumps(self.op.brief(result))
 
     def decode_brief(self, given: object, arguments: Mapping[str, object]) -> Any:
-        return self.decode_result(given) if self.op.echoes is None else self.op.expand(given, arguments)
-
-    def decode_result(self, given: object) -> Any:
-        """A result from parsed JSON."""
-        return self.op.result.validate_python(given)
+        """A result from parsed JSON, which may tell in short what the arguments hold."""
+        return self.op.result.validate_python(given) if self.op.echoes is None else self.op.expand(given, arguments)
 
 
 @functools.cache

@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import aiohttp
 import pytest
+import yarl
 from aiohttp import web
 
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
@@ -17,6 +17,14 @@ Serve = Callable[..., Awaitable[LightningStoreServer]]
 Connect = Callable[..., LightningStoreClient]
 Eventually = Callable[..., Awaitable[None]]
 Script = Callable[..., Awaitable[tuple[str, Counter[str]]]]
+
+
+async def call(
+    session: aiohttp.ClientSession, method: str, server: LightningStoreServer, path: str, **options: Any
+) -> tuple[int, Any]:
+    """One request; its status and its JSON."""
+    async with session.request(method, yarl.URL(server.endpoint + path, encoded=True), **options) as response:
+        return response.status, await response.json(content_type=None)
 
 
 @pytest.fixture(scope="module")
@@ -64,77 +72,6 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
     """An HTTP client that knows nothing of us."""
     async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Accept-Encoding"]) as opened:
         yield opened
-
-
-class Wire:
-    """A connection to a server that can lose what the server says, or hold it back."""
-
-    def __init__(self, port: int) -> None:
-        self.url = ""
-        self.loses = False
-        """Whether connections break at the moment the server answers."""
-        self.delivers = asyncio.Event()
-        """Cleared, answers wait."""
-        self.delivers.set()
-        self.lost = 0
-        self.held = 0
-        self._port = port
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def open(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        try:
-            above, below = await asyncio.open_connection("127.0.0.1", self._port)
-        except OSError:
-            writer.close()
-            return
-        self._writers.append(below)
-        pairs = (self._pass(reader, below, writer, is_answer=False), self._pass(above, writer, below, is_answer=True))
-        for pumping in pairs:
-            task = asyncio.create_task(pumping)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pass(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, back: asyncio.StreamWriter, *, is_answer: bool
-    ) -> None:
-        with suppress(ConnectionError):
-            while data := await source.read(65536):
-                if is_answer and not self.delivers.is_set():
-                    self.held += 1
-                    await self.delivers.wait()
-                if is_answer and self.loses:
-                    self.lost += 1
-                    break
-                sink.write(data)
-                await sink.drain()
-        for end in (sink, back):
-            end.close()
-
-    async def close(self) -> None:
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for writer in self._writers:
-            writer.close()
-        await asyncio.gather(*[writer.wait_closed() for writer in self._writers], return_exceptions=True)
-
-
-@pytest.fixture
-async def wire_to() -> AsyncIterator[Callable[[LightningStoreServer], Awaitable[Wire]]]:
-    """Puts a wire before a server; its `url` is what clients then use."""
-    async with AsyncExitStack() as stack:
-
-        async def lay(server: LightningStoreServer) -> Wire:
-            wire = Wire(server.port)
-            listening = await asyncio.start_server(wire.open, "127.0.0.1", 0)
-            stack.push_async_callback(wire.close)
-            stack.callback(listening.close)
-            wire.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-            return wire
-
-        yield lay
 
 
 @pytest.fixture

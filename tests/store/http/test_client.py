@@ -125,27 +125,6 @@ async def test_every_outage_of_a_long_wait_has_a_patience_of_its_own(
     assert (len(claimed), len(finished)) == (1, 1)
 
 
-# ---------------------------------------------------------------------- lost answers
-
-
-@both_transports
-async def test_change_whose_answer_was_lost_is_made_once(
-    transport: str, serve: Any, connect: Any, wire_to: Any, eventually: Any
-) -> None:
-    server = await serve()
-    wire = await wire_to(server)
-    client = connect(wire.url, transport=transport, outage_seconds=10.0)
-    await client.statistics()
-
-    wire.loses = True
-    asking = asyncio.create_task(client.enqueue_rollout("a"))
-    await eventually(lambda: wire.lost >= 1)
-    wire.loses = False
-    enqueued = await asyncio.wait_for(asking, 10)
-
-    assert [rollout.rollout_id for rollout in await server.query_rollouts()] == [enqueued.rollout_id]
-
-
 # ---------------------------------------------------------------------- waiting
 
 

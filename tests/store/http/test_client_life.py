@@ -235,24 +235,6 @@ async def test_dropped_subscription_is_ended(serve: Any, connect: Any, eventuall
     await eventually(lambda: not channel._notices)
 
 
-@both_transports
-async def test_impatient_reader_loses_no_notice(transport: str, serve: Any, connect: Any, wire_to: Any) -> None:
-    server = await serve()
-    wire = await wire_to(server)
-    client = connect(wire.url, transport=transport)
-    await client.statistics()
-
-    wire.delivers.clear()
-    notices = client.subscribe(["rollout"])
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(notices.__anext__(), 0.2)
-    await server.enqueue_rollout("a", rollout_id="r")
-    wire.delivers.set()
-
-    assert await told(notices, 1) == ["r"]
-    await notices.aclose()  # type: ignore[attr-defined]
-
-
 async def test_notice_that_comes_as_the_poll_ends_is_not_lost() -> None:
     class Late(AsyncIterator[Notice]):
         """Its one notice arrives at the very moment the reader gives up, as `asyncio.wait_for` allows."""

@@ -9,24 +9,16 @@ from typing import Any
 import aiohttp
 import pytest
 import requests
-import yarl
 
 from agentlightning.store import LightningStoreServer
 from agentlightning.store.http import rest, service
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import EnqueueRolloutRequest
 from agentlightning.utils.deadline import until
+from tests.store.http.conftest import call
 
 MEGABYTE = 1024 * 1024
 TOKEN = "a-token-of-the-operator-0123456789"
-
-
-async def call(
-    session: aiohttp.ClientSession, method: str, server: LightningStoreServer, path: str, **options: Any
-) -> tuple[int, Any]:
-    """One request; its status and its JSON."""
-    async with session.request(method, yarl.URL(server.endpoint + path, encoded=True), **options) as response:
-        return response.status, await response.json(content_type=None)
 
 
 async def in_pieces(total: int) -> AsyncIterator[bytes]:

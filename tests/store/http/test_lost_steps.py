@@ -1,4 +1,4 @@
-"""A step that finishes an attempt and claims the next, whose answer does not arrive: no rollout is lost by it."""
+"""Calls whose answers do not arrive: a change is made once, and no rollout or notice is lost."""
 
 import asyncio
 from typing import Any
@@ -102,3 +102,38 @@ async def test_claim_whose_id_the_caller_made_is_left_to_the_caller() -> None:
         (claim,) = await client.claim_rollouts(worker_id="w", claim_id="mine")
 
     assert claim.rollout.input == "next"
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_change_whose_answer_was_lost_is_made_once(transport: Any) -> None:
+    store = InMemoryLightningStore()
+
+    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
+        await client.statistics()
+        proxy.hold_replies()
+        asking = asyncio.create_task(client.enqueue_rollout("a"))
+        await _until(store, queue_length=1)
+        await proxy.refuse()
+        await proxy.listen()
+        enqueued = await asking
+
+    assert [rollout.rollout_id for rollout in await store.query_rollouts()] == [enqueued.rollout_id]
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_impatient_reader_loses_no_notice(transport: Any) -> None:
+    store = InMemoryLightningStore()
+
+    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
+        await client.statistics()
+        proxy.hold_replies()
+        notices: Any = client.subscribe(["rollout"])
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(notices.__anext__(), 0.2)
+        await store.enqueue_rollout("a", rollout_id="r")
+        proxy.release_replies()
+
+        assert (await asyncio.wait_for(notices.__anext__(), 30)).rollout_id == "r"
+        await notices.aclose()

@@ -5,19 +5,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-import yarl
 
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer, SqliteLightningStore
+from tests.store.http.conftest import call
 
 AWKWARD_IDS = ["a/b", "search", "latest", "attempts", "ünï→", "", "..", ".", "a b?c#d%2F&e=+", "'\"<>", "x" * 2000]
-
-
-async def call(
-    session: aiohttp.ClientSession, method: str, server: LightningStoreServer, path: str, **options: Any
-) -> tuple[int, Any]:
-    """One request; its status and its JSON."""
-    async with session.request(method, yarl.URL(server.endpoint + path, encoded=True), **options) as response:
-        return response.status, await response.json(content_type=None)
 
 
 # ---------------------------------------------------------------------- paths

@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, OtelResource, Span, SpanContext, TraceStatus
 
-COUNT = 1000
+COUNT = 1500
 chance = random.Random(1)
 
 

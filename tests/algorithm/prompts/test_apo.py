@@ -135,14 +135,3 @@ async def test_rollout_without_a_reward_counts_as_the_least_there_can_be() -> No
 
     assert apo.result.is_improved
     assert apo.result.seed_score == 1.0
-
-
-async def test_the_end_shows_scores_interval_and_diff() -> None:
-    apo = await optimised(Optimiser())
-
-    told = str(apo.result)
-
-    assert f"Validation score: {apo.result.seed_estimate} -> {apo.result.best_estimate}\n" in told
-    assert f"from {apo.result.gain.n} pairs" in told
-    assert f"-{SEED.template}" in told.splitlines()
-    assert f"+{apo.get_best_prompt().template}" in told.splitlines()

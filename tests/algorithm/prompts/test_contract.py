@@ -94,6 +94,10 @@ async def test_the_best_prompt_is_published_written_and_explained_by_its_lineage
     assert written["seed_estimate"].keys() >= {"mean", "low", "high", "n"}
     assert written["best_estimate"]["n"] == algorithm.result.seed_estimate.n > 1
     assert algorithm.result.counts.get("traces that could not be read", 0) == 0
+    told, result = str(algorithm.result), algorithm.result
+    assert f"Validation score: {result.seed_estimate} -> {result.best_estimate}\n" in told
+    assert f"from {result.gain.n} pairs" in told
+    assert {f"-{SEED.template}", f"+{best.template}"} <= set(told.splitlines())
     assert latest is not None
     assert (latest.resources_id, latest.resources) == (f"{kind.name}-best", {"prompt": best})
     assert PromptTemplate(**written["prompts"]["prompt"]) == best

@@ -63,11 +63,11 @@ async def searched(seed: int, haste: int) -> Any:
 async def test_search_follows_from_the_seed_in_whatever_order_things_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apo_module.poml, "poml", rendered_with_rewards)
 
-    first, *same = [await searched(5, haste) for haste in range(4)]
+    first, *same = [await searched(5, haste) for haste in range(3)]
     other = await searched(6, 0)
 
     assert len(first[0]) > 8
-    assert same == [first] * 3
+    assert same == [first] * 2
     assert {row[3] for row in other[0]} & {row[3] for row in first[0]} == {SEED.template}
 
 

@@ -442,7 +442,8 @@ def test_an_agent_is_called_around_each_rollout() -> None:
     calls: list[tuple[str, Any]] = []
 
     class Noting(Doubling):
-        def on_rollout_start(self, task: Task, runner: Any, tracer: Any) -> None:
+        async def on_rollout_start(self, task: Task, runner: Any, tracer: Any) -> None:  # or a coroutine function
+            await asyncio.sleep(0)
             calls.append(("start", task.input))
 
         def rollout(self, task: int, resources: NamedResources, rollout: Rollout) -> float:

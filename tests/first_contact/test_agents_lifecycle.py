@@ -1,8 +1,6 @@
 """Every component has the same life cycle: init, start, pause, resume, stop, error and retry, and a state."""
 
 import asyncio
-import copy
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.errors import StoreUnavailable
+from agentlightning.errors import InvalidTransition, StoreUnavailable
 
 PATIENCE_SECONDS = 30.0
 
@@ -110,6 +108,24 @@ def test_an_error_ends_a_component_as_failed_and_retry_makes_it_ready(component:
 
     assert failed == ("failed", error)
     assert component is trainer or part.state in ("ready", "stopped")  # a runner was torn down
+
+
+@COMPONENTS
+def test_a_step_that_is_not_possible_is_refused_with_those_that_are(component: Any) -> None:
+    with component() as part:
+        for step in ("pause", "resume", "stop", "retry"):
+            with pytest.raises(InvalidTransition, match=f"is created and cannot {step}; from here it can"):
+                getattr(part, step)()
+
+
+@COMPONENTS
+def test_a_component_starts_once_at_a_time(component: Any) -> None:
+    with component() as part:
+        part.start()
+        with pytest.raises(InvalidTransition, match="is running and cannot start"):
+            part.start()
+        part.stop()
+        part.wait(PATIENCE_SECONDS)
 
 
 # ---------------------------------------------------------------------- the trainer
@@ -278,14 +294,12 @@ async def test_any_runner_can_step_from_plain_code_inside_an_event_loop() -> Non
     assert OwnRunner().step_sync("1").rollout_id == "ro-1"
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
-@pytest.mark.parametrize("make", [OwnRunner, agl.OtelTracer, Endless, FailsOnce], ids=lambda make: make.__name__)
-def test_a_copy_of_a_component_is_as_new(make: Any, duplicate: Any) -> None:
-    part = make()
-    part.error(ValueError("no"))
+def test_any_runner_can_work_in_the_background() -> None:
+    own = OwnRunner()
 
-    assert duplicate(part).state == "created"
-    assert part.state == "failed"
+    own.start()
+
+    assert own.wait(PATIENCE_SECONDS) == "stopped"
 
 
 async def test_a_paused_tracer_sends_nothing_to_the_store() -> None:

@@ -55,14 +55,6 @@ def test_a_dev_in_which_every_rollout_failed_says_why_once(capfd: pytest.Capture
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
-async def test_a_run_in_which_every_rollout_failed_says_why() -> None:
-    trainer = agl.Trainer(strategy="shm", progress="off")
-    trainer.add_agent(with_a_typo)  # type: ignore[arg-type] # a function will do
-
-    with pytest.raises(TrainingError, match=r"^2 of 2 rollouts failed with KeyError: 'nmae'"):
-        await trainer.run([1, 2])
-
-
 def test_of_several_errors_the_most_frequent_is_shown_and_the_others_are_counted() -> None:
     def agent(task: int) -> float:
         if task == 0:

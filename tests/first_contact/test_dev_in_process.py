@@ -4,8 +4,6 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -38,9 +36,8 @@ def test_dev_runs_a_coroutine_in_the_caller_s_thread() -> None:
     assert seen == [HERE, HERE]
 
 
-@pytest.mark.parametrize("role", ["runner", "algorithm"])
-def test_dev_ignores_the_role_in_the_environment(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_CURRENT_ROLE", role)
+def test_dev_ignores_the_role_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_CURRENT_ROLE", "algorithm")
     seen: list[Any] = []
 
     agl.Trainer(progress="off").dev(lambda task: seen.append(place()), [1])
@@ -76,32 +73,6 @@ def test_dev_with_an_algorithm_of_one_s_own_sends_the_tasks_with_the_initial_res
     agl.Trainer(algorithm=learning, initial_resources={"hello": HELLO}, progress="off").dev(agent, ["Ada", "Alan"])
 
     assert seen == ["Hello Ada", "Hello Alan"]
-
-
-class Greeting(agl.Algorithm):
-    """Its resources are there while they are needed."""
-
-    is_open = False
-
-    @asynccontextmanager
-    async def dev_resources(self) -> AsyncIterator[agl.NamedResources]:
-        self.is_open = True
-        yield {"greeting": HELLO}
-        self.is_open = False
-
-
-def test_dev_keeps_the_resources_of_an_algorithm_open_meanwhile() -> None:
-    algorithm, seen = Greeting(), []
-
-    @agl.rollout
-    def agent(task: str, prompt_template: agl.PromptTemplate) -> float:
-        seen.append((algorithm.is_open, prompt_template.template))
-        return 1.0
-
-    agl.Trainer(algorithm=algorithm, progress="off").dev(agent, ["Ada"])
-
-    assert seen == [(True, "Hello {name}")]
-    assert not algorithm.is_open
 
 
 def test_dev_with_apo_runs_the_seed_prompt() -> None:

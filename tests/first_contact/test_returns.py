@@ -28,12 +28,6 @@ ROWS = [
 ]
 
 
-@agl.prompt_rollout
-def prompted(task: Any, prompt_template: agl.PromptTemplate) -> str:
-    """The sample of the design: it reads its task's input."""
-    return prompt_template.format(x=task.input)
-
-
 @agl.rollout
 def described(task: Any, llm: agl.LLM, rollout: Any) -> dict[str, Any]:
     """What an agent sees of its task."""
@@ -52,17 +46,11 @@ def expected(number: int) -> dict[str, Any]:
     return {"kind": "Task", "input": row.input, "answer": answer, "mode": "train", "is_its_rollout": True}
 
 
-def test_an_agent_whose_row_is_a_task_reads_the_task_s_input() -> None:
-    rollouts = results_of(prompted, ROWS)
-
-    assert [rollout.output for rollout in rollouts] == ["Say 2 + 2.", "Say 3 + 3."]
-    assert [rollout.input for rollout in rollouts] == ["2 + 2", "3 + 3"]
-
-
 def test_an_agent_whose_row_is_a_task_gets_the_task_of_its_rollout() -> None:
     rollouts = results_of(described, ROWS)
 
     assert [rollout.output for rollout in rollouts] == [expected(0), expected(1)]
+    assert [rollout.input for rollout in rollouts] == ["2 + 2", "3 + 3"]
 
 
 def test_a_task_that_is_enqueued_by_hand_reaches_the_agent_as_a_task() -> None:

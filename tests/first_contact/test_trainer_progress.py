@@ -1,6 +1,5 @@
 """What one sees of a training where there is no terminal: in CI, under nohup, in a notebook, in the log of a job."""
 
-import asyncio
 import re
 from typing import Any
 
@@ -69,24 +68,6 @@ def test_progress_can_be_switched_off(capsys: pytest.CaptureFixture[str], progre
 
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
-
-
-def test_an_algorithm_without_metrics_is_followed_by_its_counts(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentlightning.trainer.views.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("agentlightning.trainer.console.REFRESH_SECONDS", 0.01)
-
-    @agl.algo
-    async def until_shown(*, store: agl.LightningStore, train_dataset: Any) -> None:
-        rollout = await store.enqueue_rollout(train_dataset[0])
-        await store.wait_for_rollouts([rollout.rollout_id])
-        while "1/1 rollouts" not in (shown := shown_so_far[0] + capsys.readouterr().err):
-            shown_so_far[0] = shown
-            await asyncio.sleep(0.01)
-
-    shown_so_far = [""]
-    fit(until_shown)
 
 
 @pytest.mark.parametrize("progress", [True, 3, "jsn"])

@@ -64,12 +64,6 @@ def test_the_run_keeps_the_settings_of_every_part() -> None:
     assert "tracer" in settings
 
 
-def test_two_runs_of_the_same_algorithm_can_be_told_apart() -> None:
-    first, second = config_of(agl.Baseline(n_epochs=1)), config_of(agl.Baseline(n_epochs=2))
-
-    assert first["settings"]["algorithm"] != second["settings"]["algorithm"]
-
-
 def test_the_run_keeps_what_it_ran_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -69,18 +69,6 @@ def test_a_trainer_uses_the_store_of_a_server_that_runs(server: ServerProcess, w
     assert statuses_of(a_client(server), name) == ["succeeded"] * 2
 
 
-def test_a_trainer_uses_the_store_at_a_url(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, taken_port: int
-) -> None:
-    monkeypatch.setenv("AGL_STORE_TOKEN", TOKEN)
-
-    with caplog.at_level(logging.WARNING):
-        trainer(store=server.url).fit(one, train_dataset=["by url"])
-
-    assert statuses_of(a_client(server), "by url") == ["succeeded"]
-    assert caplog.messages == []
-
-
 def test_runner_and_algorithm_meet_at_a_server_that_runs(server: ServerProcess) -> None:
     program = (
         "import agentlightning as agl\n"

@@ -16,7 +16,6 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
@@ -118,7 +117,7 @@ def _run(arguments: argparse.Namespace) -> int:
             return 0
         with _own_proxy(arguments, models, store) if proxy is None else contextlib.nullcontext(proxy) as llm:
             agent = _ForegroundAgent(command, llm, env=variables, reward_from=arguments.reward)
-            return asyncio.run(_Session(arguments.store, store, agent, llm).run(task))
+            return asyncio.run(_Session(arguments.store, store, agent).run(task))
 
 
 def _task(text: str | None, command: Sequence[str]) -> TaskInput:
@@ -223,11 +222,10 @@ class _ForegroundAgent(CommandAgent):
 class _Session:
     """One run of one program, from its rollout to the report."""
 
-    def __init__(self, address: str, store: LightningStore, agent: _ForegroundAgent, llm: ProxyLLM) -> None:
+    def __init__(self, address: str, store: LightningStore, agent: _ForegroundAgent) -> None:
         self._address = address
         self._store = store
         self._agent = agent
-        self._llm = llm
         self._ended_by: signal.Signals | None = None
 
     async def run(self, task: TaskInput) -> int:
@@ -235,14 +233,14 @@ class _Session:
             with self._passing_signals_on():
                 rollout = await self._store.start_rollout(task, worker_id=WORKER_ID)
                 error = await self._attempted(rollout)
-                report = await Report.of(self._store, rollout, self._agent.flushed)
+                report = await report_of(self._store, rollout, self._agent.flushed, self._address)
         except asyncio.CancelledError:
             if self._ended_by is None:
                 raise
             if self._ended_by == signal.SIGINT:
                 raise KeyboardInterrupt from None
             return _SIGNALLED + self._ended_by
-        report.show(self._address)
+        _print(report, is_error=True)  # it is not the program's result
         program = self._agent.program
         if program is None or program.exit_code is None:
             _report_error(error)
@@ -260,7 +258,7 @@ class _Session:
         with runner.run_context(agent=self._agent, store=self._store):
             context = dataclasses.replace(runner.context, worker_id=WORKER_ID)
             # Not published: in a store that others use, the proxy of one program is not for all.
-            attempt = AttemptRun(context, rollout, resources={"main_llm": self._llm})
+            attempt = AttemptRun(context, rollout, resources={"main_llm": self._agent.llm})
             await attempt.run()
             return attempt.error
 
@@ -290,50 +288,23 @@ class _Session:
 # ---------------------------------------------------------------------- what was recorded
 
 
-@dataclass(frozen=True)
-class Report:
-    """The figures of one attempt."""
-
-    rollout_id: str
-    status: str
-    calls: int
-    failed_calls: int
-    read_tokens: int
-    written_tokens: int
-    reward: float | None
-    missing: tuple[str, ...]
-    """What is known to be missing, in words."""
-
-    @classmethod
-    async def of(cls, store: LightningStore, rollout: AttemptedRollout, flushed: FlushedCalls) -> "Report":
-        """The figures of an attempt that is over, and of whose calls the proxy has told."""
-        spans = await store.query_spans(rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
-        known = await store.get_rollout_by_id(rollout.rollout_id)
-        calls = [span for span in spans if span.name == CALL_SPAN]
-        return cls(
-            rollout_id=rollout.rollout_id,
-            status="unknown" if known is None else known.status,
-            calls=len(calls),
-            failed_calls=sum(span.status.status_code == "ERROR" for span in calls),
-            read_tokens=_sum(calls, _READ),
-            written_tokens=_sum(calls, _WRITTEN),
-            reward=find_final_reward(spans),
-            missing=tuple(_missing(flushed)),
-        )
-
-    def show(self, address: str) -> None:
-        """Print to standard error, which is not the program's result."""
-        table = Table(show_header=False)
-        table.add_row("rollout", f"{self.rollout_id} ({self.status})")
-        failed = f" ({self.failed_calls} failed)" if self.failed_calls else ""
-        table.add_row("model calls", f"{self.calls}{failed}")
-        for words in self.missing:
-            table.add_row("not recorded", escape(words))
-        table.add_row("tokens", f"{self.read_tokens} read, {self.written_tokens} written")
-        table.add_row("reward", "none" if self.reward is None else f"{self.reward:g}")
-        table.add_row("recorded in", escape(address))
-        table.add_row("trace", f"agl run --show {self.rollout_id} --store {escape(shlex.quote(address))}")
-        _print(table, is_error=True)
+async def report_of(store: LightningStore, rollout: AttemptedRollout, flushed: FlushedCalls, address: str) -> Table:
+    """The figures of an attempt that is over, and of whose calls the proxy has told."""
+    spans = await store.query_spans(rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
+    known = await store.get_rollout_by_id(rollout.rollout_id)
+    calls = [span for span in spans if span.name == CALL_SPAN]
+    failed = sum(span.status.status_code == "ERROR" for span in calls)
+    reward = find_final_reward(spans)
+    table = Table(show_header=False)
+    table.add_row("rollout", f"{rollout.rollout_id} ({'unknown' if known is None else known.status})")
+    table.add_row("model calls", f"{len(calls)} ({failed} failed)" if failed else str(len(calls)))
+    for words in _missing(flushed):
+        table.add_row("not recorded", escape(words))
+    table.add_row("tokens", f"{_sum(calls, _READ)} read, {_sum(calls, _WRITTEN)} written")
+    table.add_row("reward", "none" if reward is None else f"{reward:g}")
+    table.add_row("recorded in", escape(address))
+    table.add_row("trace", f"agl run --show {rollout.rollout_id} --store {escape(shlex.quote(address))}")
+    return table
 
 
 def _sum(calls: Sequence[Span], name: str) -> int:

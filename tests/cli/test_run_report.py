@@ -2,36 +2,32 @@
 
 import pytest
 
-from agentlightning.cli.run import Report
+from agentlightning.cli.run import report_of
 from agentlightning.llm_proxy.flush import FlushedCalls
 from agentlightning.store import InMemoryLightningStore
+
+UNASKED = "the proxy could not be asked: OSError: it answered 401"
 
 
 @pytest.mark.parametrize(
     ("flushed", "missing"),
     [
-        pytest.param(FlushedCalls(stored=3), (), id="nothing"),
-        pytest.param(FlushedCalls(lost={"too large": 2}), ("2 calls: too large",), id="lost calls"),
-        pytest.param(
-            FlushedCalls(lost={"the proxy could not be asked: OSError: it answered 401": 0}),
-            ("the proxy could not be asked: OSError: it answered 401",),
-            id="a proxy that cannot say",
-        ),
-        pytest.param(
-            FlushedCalls(unanswered=1), ("1 calls: not answered when the program ended",), id="calls under way"
-        ),
-        pytest.param(
+        (FlushedCalls(stored=3), []),
+        (FlushedCalls(lost={"too large": 2}), ["2 calls: too large"]),
+        (FlushedCalls(lost={UNASKED: 0}), [UNASKED]),
+        (FlushedCalls(unanswered=1), ["1 calls: not answered when the program ended"]),
+        (
             FlushedCalls(unknown_proxies=1),
-            ("what calls there were: the address of the proxy is not that of an `agl proxy`",),
-            id="another gateway",
+            ["what calls there were: the address of the proxy is not that of an `agl proxy`"],
         ),
     ],
+    ids=["nothing", "lost calls", "a proxy that cannot say", "calls under way", "another gateway"],
 )
-async def test_what_is_missing_is_told(flushed: FlushedCalls, missing: tuple[str, ...]) -> None:
+async def test_what_is_missing_is_told(flushed: FlushedCalls, missing: list[str]) -> None:
     store = InMemoryLightningStore()
     rollout = await store.start_rollout({"question": "1 + 1"})
 
-    report = await Report.of(store, rollout, flushed)
+    names, values = (list(column.cells) for column in (await report_of(store, rollout, flushed, "runs.db")).columns)
 
-    assert report.missing == missing
-    assert (report.calls, report.reward) == (0, None)
+    assert [value for name, value in zip(names, values, strict=True) if name == "not recorded"] == missing
+    assert (values[names.index("model calls")], values[names.index("reward")]) == ("0", "none")

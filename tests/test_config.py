@@ -15,7 +15,7 @@ from typing import Any, List, Literal, Optional, Union
 import pytest
 
 from agentlightning import config
-from agentlightning.config import _str_to_bool, lightning_cli, nullable_str
+from agentlightning.config import _str_to_bool, lightning_cli
 from agentlightning.errors import ConfigurationError
 
 
@@ -453,11 +453,6 @@ def test_one_annotation_that_cannot_be_resolved_does_not_spoil_the_others(
 
 
 # ---------------------------------------------------------------------- the steps that other programs call
-
-
-@pytest.mark.parametrize("word", ["none", "NONE", "Null", "~", "nil"])
-def test_words_for_none(word: str) -> None:
-    assert [read(word) for read in (nullable_str, config.nullable_int, config.nullable_float)] == [None] * 3
 
 
 @pytest.mark.parametrize("word", ["yes", "True", "T", "y", "1", "no", "False", "F", "n", "0"])

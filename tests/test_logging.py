@@ -1,7 +1,6 @@
 """Records go where setup says, once, and nowhere else."""
 
 import logging
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -46,15 +45,6 @@ def _state(logger: logging.Logger) -> State:
     return logger.level, list(logger.handlers), logger.propagate, logger.disabled
 
 
-def test_import_leaves_logging_alone() -> None:
-    script = (
-        "import logging, agentlightning.logging; logger = logging.getLogger('agentlightning');"
-        "assert not logger.handlers and logger.propagate and not logging.root.handlers"
-    )
-
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_configured_logger_writes_level_process_and_name(capsys: pytest.CaptureFixture[str]) -> None:
     logger = configure_logger()
 
@@ -63,16 +53,6 @@ def test_configured_logger_writes_level_process_and_name(capsys: pytest.CaptureF
     written = capsys.readouterr().err
     assert "[INFO] (Process-" in written
     assert written.endswith(" agentlightning)   hello you\n")
-
-
-def test_configuring_twice_leaves_one_handler(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logger()
-    logger = configure_logger()
-
-    logger.info("once")
-
-    assert capsys.readouterr().err.count("once") == 1
-    assert logger.propagate is False
 
 
 @pytest.mark.parametrize("level", ["debug", " DEBUG ", logging.DEBUG])

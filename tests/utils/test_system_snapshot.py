@@ -9,21 +9,9 @@ import pytest
 from agentlightning.utils.system_snapshot import system_snapshot
 
 KEYS = [
-    "timestamp",
-    "host",
-    "os",
-    "cpu_name",
-    "cpu_cores",
-    "cpu_threads",
-    "cpu_usage_pct",
-    "mem_used_gb",
-    "mem_total_gb",
-    "mem_pct",
-    "disk_used_gb",
-    "disk_total_gb",
-    "disk_pct",
-    "bytes_sent_mb",
-    "bytes_recv_mb",
+    *("timestamp", "host", "os", "cpu_name", "cpu_cores", "cpu_threads", "cpu_usage_pct"),
+    *("mem_used_gb", "mem_total_gb", "mem_pct", "disk_used_gb", "disk_total_gb", "disk_pct"),
+    *("bytes_sent_mb", "bytes_recv_mb"),
 ]
 
 

@@ -7,7 +7,8 @@ again. Names of attributes are those that `agentlightning.adapter` and `agentlig
 from typing import Final
 
 from agentlightning.dialects import chat, completions, embeddings, messages, responses
-from agentlightning.dialects.attributes import Assembler, Dialect, DialectName, JsonObject
+from agentlightning.dialects.attributes import Assembler, Dialect, DialectName
+from agentlightning.utils.json_values import JsonObject
 
 __all__ = [
     "ANTHROPIC_DIALECTS",

@@ -13,33 +13,6 @@ from pydantic import BaseModel
 
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-__all__ = [
-    "Assembler",
-    "Attributes",
-    "Dialect",
-    "Thing",
-    "ToolParts",
-    "DialectName",
-    "JsonObject",
-    "as_json",
-    "field",
-    "items",
-    "opened",
-    "reader",
-    "keep_known",
-    "plain_text",
-    "response_ids",
-    "text_of",
-    "write_logprobs",
-    "write_message",
-    "write_request",
-    "write_response",
-    "write_token_ids",
-    "write_tool_calls",
-    "write_tools",
-    "write_usage",
-]
-
 Attributes = dict[str, AttributeValue]
 DialectName = Literal["chat", "completions", "responses", "embeddings", "messages"]
 

@@ -8,7 +8,6 @@ from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import (
     Attributes,
     Dialect,
-    JsonObject,
     Thing,
     ToolParts,
     field,
@@ -28,7 +27,7 @@ from agentlightning.dialects.output import (
     write_openai_usage,
 )
 from agentlightning.dialects.sse import DONE
-from agentlightning.utils.json_values import JsonMapping
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 _PLAIN_MESSAGE: Final = {"role", "content"}
 _TEXTS: Final = ("content", "refusal", "reasoning_content", "reasoning")

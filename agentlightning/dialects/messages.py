@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, Thing, ToolParts, field, items
+from agentlightning.dialects.attributes import Attributes, Dialect, Thing, ToolParts, field, items
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
     ModelOutput,
@@ -16,7 +16,7 @@ from agentlightning.dialects.output import (
     arguments_object,
     arguments_text,
 )
-from agentlightning.utils.json_values import JsonMapping
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 _Entry = tuple[Any, Any, str | None, list[ToolParts]]
 """Role, content, the call it answers, and the tools it calls."""

@@ -12,9 +12,8 @@ from typing import Final, Literal
 
 import orjson
 
-from agentlightning.dialects.attributes import JsonObject
 from agentlightning.dialects.sse import ServerSentEvent
-from agentlightning.utils.json_values import JsonMapping
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 TextKind = Literal["content", "refusal", "reasoning"]
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning")

@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, Thing, ToolParts, field, items
+from agentlightning.dialects.attributes import Attributes, Dialect, Thing, ToolParts, field, items
 from agentlightning.dialects.failures import BackendStreamError, failure_in_stream
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
@@ -20,7 +20,7 @@ from agentlightning.dialects.output import (
     read_openai_usage,
     write_openai_usage,
 )
-from agentlightning.utils.json_values import JsonMapping
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 _LAST_EVENTS: Final = ("response.completed", "response.incomplete", "response.failed")
 

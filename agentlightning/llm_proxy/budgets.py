@@ -25,17 +25,6 @@ from agentlightning.dialects.failures import Failure
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.attribution import Refused
 
-__all__ = [
-    "Budget",
-    "Budgets",
-    "Prices",
-    "Reservation",
-    "Spent",
-    "is_about_limit",
-    "with_token_limit",
-    "with_whole_counts",
-]
-
 MOST_ROLLOUTS: Final = 100_000
 """Whose spending is remembered; the oldest go first."""
 SHARES: Final = 64

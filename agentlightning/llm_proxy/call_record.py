@@ -6,7 +6,6 @@ messages, settings, token ids and usage as tracers write them, `raw_gen_ai_reque
 sent and received. Both have the sequence id of their call.
 """
 
-import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -17,7 +16,6 @@ import orjson
 
 from agentlightning.dialects import DIALECTS, DialectName
 from agentlightning.dialects.sse import SseParser
-from agentlightning.store.copies import replaced
 from agentlightning.types import OtelResource, Span, TraceStatus
 from agentlightning.utils.log_failures import log_failures
 
@@ -32,8 +30,8 @@ Outcome = Literal["open", "answered", "failed", "cancelled", "refused"]
 _BODIES: Final = ("request", "sent", "response")
 _NOT_KEPT: Final = ("sent_json", "answer", "started_at")
 _RAW_FIELDS: Final = ("id", "model", "prompt_token_ids", "choices")
-_DONE: Final = b"[DONE]"
-_UNSET = TraceStatus(status_code="UNSET")
+_UNSET: Final = TraceStatus(status_code="UNSET")
+_RESOURCE: Final = OtelResource(attributes={"service.name": "agentlightning.llm_proxy"}, schema_url="")
 
 
 @dataclass(frozen=True)
@@ -161,11 +159,11 @@ def _answer_of(record: CallRecord) -> Mapping[str, object]:
     return record.answer if isinstance(record.answer, Mapping) else {}
 
 
-def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, object]:
+def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, Any]:
     if record.sent_json is None:
         record.sent_json = read_json(record.sent or record.request)
     dialect = DIALECTS[record.backend_dialect or record.dialect]
-    attributes: dict[str, object] = {}
+    attributes: dict[str, Any] = {}
     # A call of a shape we do not know is still a call.
     with log_failures(logger, "A call of model '%s' could not be read; its span says little of it.", record.model):
         attributes.update(dialect.request_attributes(record.sent_json if isinstance(record.sent_json, Mapping) else {}))
@@ -179,7 +177,7 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[s
         attributes["agentlightning.response.is_cut"] = True
     if record.origin.agent is not None:
         attributes["agent.name"] = record.origin.agent
-    own = {
+    own: dict[str, Any] = {
         "dialect": record.dialect,
         "requested_model": record.model,
         "outcome": record.outcome,
@@ -195,8 +193,8 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[s
     return attributes | {f"{ATTRIBUTE_PREFIX}.{name}": value for name, value in own.items()}
 
 
-def _raw_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, object]:
-    raw: dict[str, object] = {}
+def _raw_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, Any]:
+    raw: dict[str, Any] = {}
     if record.outcome in ("answered", "cancelled"):
         for name in _RAW_FIELDS:
             value = answer.get(name)
@@ -211,38 +209,19 @@ def _raw_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[st
     return raw | {f"{ATTRIBUTE_PREFIX}.{name}": text for name, text in texts.items()}
 
 
-@functools.cache
-def _pattern(has_parent: bool) -> Span:
-    """What all spans of the proxy have in common; copying it costs less than validating a span for each call."""
-    return Span.from_attributes(
-        attributes={},
-        parent_id="0" * 16 if has_parent else None,
-        status=_UNSET,
-        resource=OtelResource(attributes={"service.name": "agentlightning.llm_proxy"}, schema_url=""),
-    )
-
-
-def _span(record: CallRecord, name: str, span_id: str, parent_id: str | None, attributes: dict[str, object]) -> Span:
-    pattern = _pattern(parent_id is not None)
-    assert pattern.context is not None
-    context = replaced(pattern.context, trace_id=record.trace_id, span_id=span_id, trace_state={})
-    parent = None if parent_id is None else replaced(context, span_id=parent_id, trace_state={})
+def _span(record: CallRecord, name: str, span_id: str, parent_id: str | None, attributes: dict[str, Any]) -> Span:
     is_error = record.outcome in ("failed", "refused")
-    return replaced(
-        pattern,
+    return Span.from_attributes(
+        attributes=attributes,
         rollout_id=record.origin.rollout_id,
         attempt_id=record.origin.attempt_id,
         sequence_id=record.sequence_id,
+        name=name,
         trace_id=record.trace_id,
         span_id=span_id,
         parent_id=parent_id,
-        name=name,
-        status=TraceStatus(status_code="ERROR", description=record.error) if is_error else _UNSET,
-        attributes=attributes,
-        events=[],
-        links=[],
         start_time=record.started,
         end_time=record.ended,
-        context=context,
-        parent=parent,
+        resource=_RESOURCE,
+        status=TraceStatus(status_code="ERROR", description=record.error) if is_error else _UNSET,
     )

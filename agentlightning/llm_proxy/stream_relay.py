@@ -21,8 +21,6 @@ from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.upstream_request import UpstreamRequest
 from agentlightning.utils.deadline import within
 
-__all__ = ["StreamRelay"]
-
 PIECE_BYTES: Final = 16 * 1024
 """Of a stream, read at a time."""
 LINGER_SECONDS: Final = 1.0

@@ -43,7 +43,7 @@ from tests.stub_model.script import Handler, Request
 from tests.stub_model.server import StubModel, serving
 
 CALLERS = 64
-CALLS = int(os.environ.get("AGL_LEAK_CALLS", "500"))
+CALLS = int(os.environ.get("AGL_LEAK_CALLS", "250"))
 """In each round, of which the first makes what is made once."""
 ROUNDS = 3
 MOST_GROWTH_BYTES = 60 * 1024**2

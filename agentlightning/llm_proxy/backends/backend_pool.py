@@ -167,12 +167,6 @@ class BackendPool:
             await asyncio.wait([self._health_task])
         await self._http.close()
 
-    async def __aenter__(self) -> "BackendPool":
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
-
     def _watch_health(self) -> None:
         """Check backends that cannot be reached, while there are any, so that no call has to find out."""
         if not self._is_closed and (self._health_task is None or self._health_task.done()):

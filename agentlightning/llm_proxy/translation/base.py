@@ -70,6 +70,11 @@ class RequestFields:
         """The fields that are set, under the same names."""
         return chosen({name: self.take(name) for name in names}, names)
 
+    def take_chat_limit(self) -> Any:
+        """How many tokens a chat may write; of its two names the newer comes first."""
+        newer, older = self.take("max_completion_tokens"), self.take("max_tokens")
+        return newer or older
+
     def refuse_rest(
         self,
         hints: Collection[str],
@@ -93,6 +98,18 @@ def text_part(text: str) -> JsonObject:
 
 def image_part(url: str) -> JsonObject:
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def numbered(convert: Callable[[Any, str], JsonObject], entries: Iterable[Any], place: str) -> list[JsonObject]:
+    """Each entry of a list, converted with the name of its place."""
+    return [convert(entry, f"{place}[{number}]") for number, entry in enumerate(entries)]
+
+
+def parts_of(
+    content: str | list[JsonObject], place: str, convert: Callable[[Any, str], JsonObject]
+) -> list[JsonObject]:
+    """The content of a message as parts of a chat."""
+    return [text_part(content)] if isinstance(content, str) else numbered(convert, content, place)
 
 
 def plain_content(parts: list[JsonObject]) -> str | list[JsonObject]:

@@ -14,6 +14,8 @@ from agentlightning.llm_proxy.translation.base import (
     UntranslatableRequest,
     chosen,
     image_part,
+    numbered,
+    parts_of,
     plain_content,
     text_part,
     untranslatable,
@@ -52,14 +54,13 @@ _no_chat = partial(untranslatable, client="messages", backend="chat")
 def messages_from_chat(body: Mapping[str, object]) -> JsonObject:
     fields = RequestFields(body)
     request = fields.copy(*_SAME)
-    limits = fields.take("max_completion_tokens"), fields.take("max_tokens")
-    request["max_tokens"] = limits[0] or limits[1] or DEFAULT_MAX_TOKENS
+    request["max_tokens"] = fields.take_chat_limit() or DEFAULT_MAX_TOKENS
     request |= _conversation(fields.take("messages"))
     if stop := fields.take("stop"):
         request["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
     tools = fields.take("tools")
     if tools:
-        request["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+        request["tools"] = numbered(_tool, tools, "tools")
     choice, is_parallel = fields.take("tool_choice"), fields.take("parallel_tool_calls")
     if choice is not None:
         request["tool_choice"] = _tool_choice(choice)
@@ -124,9 +125,7 @@ def _assistant_content(message: Mapping[str, Any], place: str) -> str | list[Jso
 
 
 def _content(content: Any, place: str) -> str | list[JsonObject]:
-    if isinstance(content, str):
-        return content
-    return [_block(part, f"{place}[{number}]") for number, part in enumerate(content)]
+    return content if isinstance(content, str) else numbered(_block, content, place)
 
 
 def _as_blocks(content: str | list[JsonObject]) -> list[JsonObject]:
@@ -195,7 +194,7 @@ def chat_from_messages(body: Mapping[str, object]) -> JsonObject:
     fields = RequestFields(body)
     request = fields.copy(*_SAME)
     system = fields.take("system")
-    messages = [{"role": "system", "content": plain_content(_parts(system, "system"))}] if system else []
+    messages = [{"role": "system", "content": plain_content(parts_of(system, "system", _part))}] if system else []
     for number, message in enumerate(fields.take("messages")):
         messages += _chat_messages(message, f"messages[{number}].content")
     request["messages"] = messages
@@ -204,7 +203,7 @@ def chat_from_messages(body: Mapping[str, object]) -> JsonObject:
     if stop := fields.take("stop_sequences"):
         request["stop"] = list(stop)
     if tools := fields.take("tools"):
-        request["tools"] = [_chat_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+        request["tools"] = numbered(_chat_tool, tools, "tools")
     request |= _chat_tool_choice(fields.take("tool_choice"))
     request |= _chat_reasoning(fields.take("thinking"), fields.take("output_config") or {})
     if fields.take("stream"):
@@ -228,7 +227,7 @@ def _chat_messages(message: Mapping[str, Any], place: str) -> Iterator[JsonObjec
         if block["type"] != "tool_result":
             parts.append(_part(block, here))
             continue
-        result = _parts(block.get("content") or "", f"{here}.content")
+        result = parts_of(block.get("content") or "", f"{here}.content", _part)
         # The results of tools are text in a chat; their pictures go into the user's message behind them.
         parts += [part for part in result if part["type"] != "text"]
         texts = [part for part in result if part["type"] == "text"]
@@ -258,12 +257,6 @@ def _chat_assistant(blocks: list[JsonObject], place: str) -> JsonObject:
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _parts(content: str | list[JsonObject], place: str) -> list[JsonObject]:
-    if isinstance(content, str):
-        return [text_part(content)]
-    return [_part(block, f"{place}[{number}]") for number, block in enumerate(content)]
 
 
 def _part(block: JsonObject, place: str) -> JsonObject:

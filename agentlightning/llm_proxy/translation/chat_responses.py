@@ -15,6 +15,8 @@ from agentlightning.llm_proxy.translation.base import (
     RequestFields,
     chosen,
     image_part,
+    numbered,
+    parts_of,
     plain_content,
     text_part,
     untranslatable,
@@ -40,12 +42,11 @@ def responses_from_chat(body: Mapping[str, object]) -> JsonObject:
     messages = enumerate(fields.take("messages"))
     request["input"] = [item for number, message in messages for item in _items(message, f"messages[{number}]")]
     request["store"] = False
-    limits = fields.take("max_completion_tokens"), fields.take("max_tokens")
-    if (limit := limits[0] or limits[1]) is not None:
+    if (limit := fields.take_chat_limit()) is not None:
         request["max_output_tokens"] = limit
     is_parallel = fields.copy("parallel_tool_calls")
     if tools := fields.take("tools"):
-        request["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+        request["tools"] = numbered(_tool, tools, "tools")
         request |= is_parallel
     choice = fields.take("tool_choice")
     if isinstance(choice, Mapping):
@@ -72,7 +73,7 @@ def _items(message: Mapping[str, Any], place: str) -> Iterator[JsonObject]:
         return
     content = message.get("content")
     if not isinstance(content, str):
-        content = [_part(part, f"{place}.content[{number}]") for number, part in enumerate(content or ())]
+        content = numbered(_part, content or (), f"{place}.content")
     if role == "tool":
         yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": content}
     elif role in ("system", "developer", "user"):
@@ -152,7 +153,7 @@ def chat_from_responses(body: Mapping[str, object]) -> JsonObject:
         request["max_completion_tokens"] = limit
     is_parallel = fields.copy("parallel_tool_calls")
     if tools := fields.take("tools"):
-        request["tools"] = [_chat_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+        request["tools"] = numbered(_chat_tool, tools, "tools")
         request |= is_parallel
     choice = fields.take("tool_choice")
     if isinstance(choice, Mapping):
@@ -211,21 +212,15 @@ def _message(item: Mapping[str, Any], place: str) -> JsonObject:
         call = function_call(item["call_id"], item["name"], item["arguments"])
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
-        content = plain_content(_parts(item["output"], f"{place}.output"))
+        content = plain_content(parts_of(item["output"], f"{place}.output", _chat_part))
         return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
     if kind != "message":
         raise _no_chat(f"{place} of type {kind!r}")
-    role, parts = item["role"], _parts(item["content"], f"{place}.content")
+    role, parts = item["role"], parts_of(item["content"], f"{place}.content", _chat_part)
     if role == "assistant":
         return {"role": role, "content": "".join(part["text"] for part in parts)}
     # Most templates of open models know no developer; OpenAI's take the system for one.
     return {"role": "system" if role == "developer" else role, "content": plain_content(parts)}
-
-
-def _parts(content: str | list[JsonObject], place: str) -> list[JsonObject]:
-    if isinstance(content, str):
-        return [text_part(content)]
-    return [_chat_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
 
 
 def _chat_part(part: Mapping[str, Any], place: str) -> JsonObject:

@@ -1,8 +1,7 @@
 """What the tests of the accounts share: a proxy before a stub model, a rollout, calls, and what the store has."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,11 +93,3 @@ def record(rollout: AttemptedRollout | None = None, number: int = 0, **changes: 
         "response": b'{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"}}]}',
     }
     return CallRecord(**{**fields, **changes})
-
-
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "It did not happen in time."
-        time.sleep(0.005)

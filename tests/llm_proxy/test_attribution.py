@@ -34,12 +34,6 @@ KEY = "the-key-of-the-proxy"
 
 
 @pytest.fixture
-def model() -> Iterator[StubModel]:
-    with running() as served:
-        yield served
-
-
-@pytest.fixture
 def store() -> InMemoryLightningStore:
     return InMemoryLightningStore()
 

@@ -20,12 +20,6 @@ COUNTS_BY_PATH = {
 }
 
 
-@pytest.fixture
-def model() -> Iterator[StubModel]:
-    with running() as served:
-        yield served
-
-
 @pytest.fixture(scope="module")
 def budgeted() -> Iterator[str]:
     """The endpoint of a proxy with a budget, whose model speaks every dialect and is never asked."""

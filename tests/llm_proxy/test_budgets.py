@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,18 +22,13 @@ from agentlightning.llm_proxy.budgets import (
     with_token_limit,
 )
 from agentlightning.store import InMemoryLightningStore
-from tests.llm_proxy.accounts import HERE, INPUTS, ask, calls, chat, endpoint, entry, serving, until
+from tests.llm_proxy.accounts import HERE, INPUTS, ask, calls, chat, endpoint, entry, serving
+from tests.stub_model.raw import until
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel, running
 
 FREE = Prices()
 LONG = "word " * 500
-
-
-@pytest.fixture
-def model() -> Iterator[StubModel]:
-    with running() as served:
-        yield served
 
 
 def refusal(budgets: Budgets, **body: Any) -> tuple[int, str | None]:

@@ -19,7 +19,8 @@ from agentlightning.llm_proxy import journal as journals
 from agentlightning.llm_proxy.call_record import CallRecord, Origin
 from agentlightning.llm_proxy.journal import Journal
 from tests import warm_python
-from tests.llm_proxy.accounts import record, until
+from tests.llm_proxy.accounts import record
+from tests.stub_model.raw import until
 
 
 def found(directory: Path) -> list[CallRecord]:
@@ -189,6 +190,7 @@ import sys
 from pathlib import Path
 from agentlightning.llm_proxy.journal import Journal
 from tests.llm_proxy.accounts import record
+from tests.stub_model.raw import until
 journal = Journal(Path(sys.argv[1]), segment_bytes=4000)
 for number in range(50):
     journal.write(record(number=number))

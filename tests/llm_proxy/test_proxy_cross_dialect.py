@@ -68,30 +68,23 @@ def test_error_has_the_shape_of_the_client(stub_model: StubModel, client: str, b
         assert (door.only_call().outcome, door.only_call().status) == ("failed", 429)
 
 
+@pytest.mark.parametrize(
+    ("cut_with", "words"), [(Failure(500, "out of luck"), "out of luck"), (None, "broke off")], ids=["error", "cut"]
+)
 @each_dialect
-def test_error_within_a_stream(stub_model: StubModel, client: str, backend: str) -> None:
-    stub_model.script = Script([Answer("one two three", cut_after_events=5, cut_with=Failure(500, "out of luck"))])
+def test_stream_that_breaks_is_an_error(
+    stub_model: StubModel, client: str, backend: str, cut_with: Failure | None, words: str
+) -> None:
+    stub_model.script = Script([Answer("one two three", cut_after_events=5, cut_with=cut_with)])
     vendor: Any = anthropic if client == "messages" else openai
     with proxied(entry(stub_model.url, backend)) as door:
         speaker = SPEAKERS[client](door, is_streaming=True)
         speaker.user("Hello")
-        with pytest.raises(vendor.APIError, match="out of luck"):
+        with pytest.raises(vendor.APIError, match=words):
             speaker.turn()
+        call = door.only_call()
 
-        assert (door.only_call().outcome, door.only_call().span.status.status_code) == ("failed", "ERROR")
-
-
-@each_dialect
-def test_cut_stream_is_an_error(stub_model: StubModel, client: str, backend: str) -> None:
-    stub_model.script = Script([Answer("one two three", cut_after_events=5)])
-    vendor: Any = anthropic if client == "messages" else openai
-    with proxied(entry(stub_model.url, backend)) as door:
-        speaker = SPEAKERS[client](door, is_streaming=True)
-        speaker.user("Hello")
-        with pytest.raises(vendor.APIError):
-            speaker.turn()
-
-        assert (door.only_call().outcome, door.only_call().tries) == ("failed", 1)
+    assert (call.outcome, call.tries, call.span.status.status_code) == ("failed", 1, "ERROR")
 
 
 def test_first_words_arrive_before_the_last_are_said(stub_model: StubModel) -> None:

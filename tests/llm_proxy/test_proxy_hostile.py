@@ -19,7 +19,7 @@ from agentlightning.llm_proxy.proxied_call import MOST_ANSWER_VALUES
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
 from tests.stub_model.raw import DONE, LAST_CHUNK, STREAM_HEAD, Connection, chunk, event, response, sent, until
-from tests.stub_model.script import Request, Script
+from tests.stub_model.script import Answer, Request, Script
 from tests.stub_model.server import StubModel, serving
 
 BODY = json.dumps({"model": MODEL, "messages": USER}).encode()
@@ -189,6 +189,17 @@ def test_caller_who_leaves_before_his_request_is_whole(door: Proxied, stub_model
     check_serves(door)
 
     assert len(stub_model.requests) == len(door.calls()) == 1
+
+
+def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) -> None:
+    stub_model.script = Script([Answer("late", latency_seconds=30.0)])
+    with connected(door) as caller:
+        caller.sendall(request(path_of(door) + CHAT))
+        until(lambda: stub_model.requests)
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+    until(lambda: door.proxy.status()["calls"]["in_flight"] == 0, seconds=5.0)
+    assert door.only_call().outcome == "cancelled"
 
 
 def test_stop_does_not_wait_for_ever_for_a_body_that_never_comes(

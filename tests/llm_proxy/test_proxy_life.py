@@ -19,19 +19,14 @@ from agentlightning.llm_proxy import LLMProxy, get_active_llm_proxy, set_active_
 from agentlightning.llm_proxy.proxy import _active
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import LLM, ProxyLLM
-from tests.llm_proxy.accounts import MODEL, ask, calls, endpoint, entry, serving, until
+from tests.llm_proxy.accounts import MODEL, ask, calls, endpoint, entry, serving
+from tests.stub_model.raw import until
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
 THREAD = "agl-llm-proxy"
 A_FEW = 5
 """Connections that may be open at one moment and not at another; a leak would be thirty."""
-
-
-@pytest.fixture
-def model() -> Iterator[StubModel]:
-    with running() as served:
-        yield served
 
 
 @pytest.fixture(autouse=True)

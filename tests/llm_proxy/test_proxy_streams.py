@@ -1,7 +1,6 @@
 """What goes through the proxy and what the store holds of it: bytes, token ids, cancelled calls, and training data."""
 
 import json
-import socket
 from typing import Any
 
 import openai
@@ -12,7 +11,7 @@ from agentlightning.llm_proxy import service
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import HERE, MODEL, Proxied, entry, proxied
 from tests.stub_model.raw import DONE, STREAM_HEAD, chunk, event, streamed, then_hang, until, whole
-from tests.stub_model.script import Answer, Script
+from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, serving
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
@@ -115,18 +114,6 @@ def test_cancelled_stream_is_recorded_with_what_was_sent() -> None:
         assert call.span.status.status_code == "UNSET"
 
 
-def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) -> None:
-    stub_model.script = Script([Answer("late", latency_seconds=30.0)])
-    body = json.dumps({"model": MODEL, "messages": USER}).encode()
-    with _connected(door) as caller:
-        caller.sendall(_request(door, body))
-        until(lambda: stub_model.requests)
-        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-
-    until(lambda: door.proxy.status()["calls"]["in_flight"] == 0, seconds=5.0)
-    assert door.only_call().outcome == "cancelled"
-
-
 def test_proxy_that_stops_in_the_middle_of_a_stream_tells_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "STOP_SECONDS", 0.5)
     with serving(then_hang(STREAM_HEAD, chunk(event("one")))) as server, proxied(entry(server.url)) as door:
@@ -138,13 +125,3 @@ def test_proxy_that_stops_in_the_middle_of_a_stream_tells_the_caller(monkeypatch
         door.proxy.start()
 
         assert (door.only_call().outcome, door.only_call().get("gen_ai.completion.0.content")) == ("failed", "one")
-
-
-def _connected(door: Proxied) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", door.proxy.port), timeout=10.0)
-
-
-def _request(door: Proxied, body: bytes) -> bytes:
-    path = door.endpoint.partition(f":{door.proxy.port}")[2]
-    head = f"POST {path}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body

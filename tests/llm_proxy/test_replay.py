@@ -306,6 +306,7 @@ FORGED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"dialect": "klingon"}, {"request_body": _ASKED, "response_body": _SAID}),
     ({"dialect": ["chat"]}, {"request_body": _ASKED, "response_body": _SAID}),
     ({"backend_dialect": "klingon"}, {"request_body": _ASKED, "response_body": _SAID}),
+    ({"dialect": "embeddings", "backend_dialect": "chat"}, {"request_body": _ASKED, "response_body": _SAID}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The embedded engine: a model of our own behind the same door as every other, so that learning needs no other server.
+"""Engines: they serve the model under training. The embedded one needs no other server; vLLM is the other.
 
 Importing this package does not import torch; its modules that compute do.
 """

@@ -1,6 +1,6 @@
 """What training knows of an engine: something that serves a model to agents and takes its new weights.
 
-The embedded engine (`serving.EngineServer`) and vLLM are the two that come with the package; another is one class with
+The embedded engine (`embedded.EngineServer`) and vLLM are the two that come with the package; another is one class with
 these methods, and one with `create` that `GRPO(engine=…)` takes.
 """
 

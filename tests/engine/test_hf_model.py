@@ -45,11 +45,17 @@ def model(folder: Path) -> HfModel:
     return model
 
 
-@pytest.fixture
-def codec(folder: Path) -> HfChatCodec:
+@pytest.fixture(scope="module")
+def loaded_codec(folder: Path) -> HfChatCodec:
     _, codec = load(str(folder), device="cpu")
     assert isinstance(codec, HfChatCodec)
     return codec
+
+
+@pytest.fixture
+def codec(loaded_codec: HfChatCodec) -> HfChatCodec:
+    """One that remembers nothing yet."""
+    return HfChatCodec(loaded_codec.tokenizer, end_ids=loaded_codec.end_ids)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from tests.optional import optional
 pytest.importorskip("torch", reason="the engine needs torch")
 optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
-from agentlightning.engine.batch import BLOCK, HeldPrefixes, PrefixMatch  # noqa: E402
 from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.sampling import Generation, Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
@@ -99,23 +98,3 @@ def test_many_conversations_of_many_lengths_are_sampled_as_without_sharing(engin
         check_logprobs(engine.model, prompt, generation)
 
     assert tokens_read(engine) < sum(map(len, prompts)) * 0.7
-
-
-def test_the_longest_beginning_is_found_and_the_slot_used_last_wins() -> None:
-    held = HeldPrefixes()
-    stem = a_prompt(3 * BLOCK, 6)
-    held.hold(0, stem)
-    held.hold(1, [*stem[: 2 * BLOCK], 7, 8, 9])
-    held.hold(2, stem)
-
-    assert held.longest([*stem, 1]) == PrefixMatch(2, 3 * BLOCK)
-    assert held.longest([*stem[: 2 * BLOCK], 7, 8]) == PrefixMatch(2, 2 * BLOCK)
-    assert held.longest(stem[: BLOCK - 1]) is None
-    held.swap(2, 5)
-    assert held.longest(stem) == PrefixMatch(5, 3 * BLOCK)
-    assert held.least_recent([0, 5]) == 0
-    assert held.least_recent([0, 3]) == 3
-    held.drop(5)
-    assert held.longest(stem) == PrefixMatch(0, 3 * BLOCK)
-    held.clear()
-    assert held.longest(stem) is None

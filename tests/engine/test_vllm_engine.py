@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,13 +46,10 @@ def are_equal(left: Any, right: Any) -> bool:
     return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
-class Adapters:
-    """Stands for the weights of a model with adapters."""
-
-    device = torch.device("cpu")
-
-    def adapters(self) -> AdapterWeights:
-        return AdapterWeights({"lora_A.weight": torch.ones(2)}, {"r": 8})
+def publish_adapters(engine: VllmEngine, version: int) -> None:
+    adapters = AdapterWeights({"lora_A.weight": torch.ones(2)}, {"r": 8})
+    weights: Any = SimpleNamespace(device=torch.device("cpu"), adapters=lambda: adapters)
+    engine.publish(version, weights)
 
 
 @pytest.fixture
@@ -104,14 +102,10 @@ def test_weights_that_do_not_fit_are_an_error_and_calls_go_on(join: Join, fake: 
     engine = join(fake)
     before = weights_of(fake)
 
-    class Wrong:
-        device = torch.device("cpu")
-
-        def tensors(self, dtype: Any) -> Iterator[tuple[str, Any]]:
-            yield "unknown.weight", torch.ones(2)
+    wrong: Any = SimpleNamespace(device=torch.device("cpu"), tensors=lambda dtype: [("unknown", torch.ones(2))])
 
     with pytest.raises(EngineError):
-        engine.publish(1, Wrong())  # type: ignore[arg-type] # all of PublishedWeights that is used
+        engine.publish(1, wrong)
 
     assert fake.requests[-1] == "POST /resume"
     assert not fake.is_paused
@@ -268,7 +262,7 @@ def test_adapters_are_loaded_under_a_name_for_each_version_and_old_ones_are_unlo
     assert engine.model_config()["litellm_params"]["model"] == "hosted_vllm/policy"
 
     for version in range(4):
-        engine.publish(version, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
+        publish_adapters(engine, version)
 
     assert list(lora_fake.adapters) == ["policy-v2", "policy-v3"]
     assert engine.model_config()["litellm_params"]["model"] == "hosted_vllm/policy-v3"
@@ -283,7 +277,7 @@ def test_adapters_of_another_run_are_unloaded_first(join: Join, lora_fake: FakeV
     lora_fake.adapters = {"policy-v0": "/gone", "policy-v7": "/gone", "other-v1": "/somebody/elses"}
     engine = join(lora_fake, lora=LoraOptions(rank=8))
 
-    engine.publish(0, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
+    publish_adapters(engine, 0)
 
     assert sorted(lora_fake.adapters) == ["other-v1", "policy-v0"]
     assert "POST /reset_prefix_cache?reset_running_requests=true" in lora_fake.requests
@@ -294,8 +288,8 @@ def test_version_that_is_published_twice_replaces_the_first(join: Join, lora_fak
     with pytest.raises(EngineError, match="is trained whole"):
         engine.publish(1, PublishedWeights(changed_model(), seed=0))
 
-    engine.publish(1, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
-    engine.publish(1, Adapters())  # type: ignore[arg-type] # all of PublishedWeights that is used
+    publish_adapters(engine, 1)
+    publish_adapters(engine, 1)
 
     assert list(lora_fake.adapters) == ["policy-v1"]
     assert lora_fake.requests[-1] == "POST /reset_prefix_cache?reset_running_requests=true"

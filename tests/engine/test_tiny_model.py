@@ -11,6 +11,8 @@ from agentlightning.engine.tiny.files import DESCRIPTION_FILE, WEIGHTS_FILE, loa
 from agentlightning.engine.tiny.model import TinyModel, TinyShape
 from agentlightning.errors import EngineError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture
 def model() -> TinyModel:

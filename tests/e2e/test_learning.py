@@ -27,7 +27,7 @@ from tests import warm_python
 SCRIPT = Path(__file__).parent / "learning_script.py"
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "calc_x"
 PATIENCE_SECONDS = 240.0
-ENOUGH_STEPS = 8
+ENOUGH_STEPS = 6
 SEEDS = tuple(range(int(os.environ.get("AGL_KILLED_RUNS", "1"))))
 """Of the kills; more of them take half a minute each."""
 LONGEST_DELAY_SECONDS = 0.5

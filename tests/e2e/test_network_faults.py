@@ -78,7 +78,6 @@ async def expected_state() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(("backend", "transport"), [("memory", "http"), ("sqlite", "ws")])
 async def test_a_bad_network_leaves_the_same_state_as_a_good_one(backend: str, transport: str, tmp_path: Path) -> None:
     store = BACKENDS[backend](tmp_path)
@@ -95,7 +94,6 @@ async def test_a_bad_network_leaves_the_same_state_as_a_good_one(backend: str, t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_runners_resume_by_themselves_after_an_outage() -> None:
     store = InMemoryLightningStore()
     transports: list[Any] = ["auto", "http", "ws"]
@@ -134,7 +132,6 @@ async def _run_until_stopped(client: LightningStoreClient) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_waits_and_subscriptions_survive_an_outage(transport: Any) -> None:
     store = InMemoryLightningStore()
@@ -158,7 +155,6 @@ async def test_waits_and_subscriptions_survive_an_outage(transport: Any) -> None
     assert [done.rollout_id for done in finished] == [rollout.rollout_id]
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_half_open_connection_is_noticed_by_the_request_timeout(transport: Any) -> None:
     store = InMemoryLightningStore()
@@ -179,7 +175,6 @@ async def test_half_open_connection_is_noticed_by_the_request_timeout(transport:
 # ---------------------------------------------------------------------- lost and doubled claims
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize(("transport", "worker_id"), [("http", None), ("ws", "w")])
 async def test_claims_whose_replies_were_lost_together_come_with_the_next_calls(
     transport: Any, worker_id: str | None
@@ -201,7 +196,6 @@ async def test_claims_whose_replies_were_lost_together_come_with_the_next_calls(
     assert sorted(claim.input["n"] for claim in recovered if claim is not None) == [0, 1, 2, 3]
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize(
     ("transport", "operation", "wait"), [("http", "dequeue_many_rollouts", None), ("ws", "claim_rollouts", 1.0)]
 )
@@ -227,7 +221,6 @@ async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(
     assert [(rollout.input["n"], rollout.attempt.sequence_id) for rollout in rollouts] == [(n, 1) for n in range(4)]
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize(
     ("transport", "operation", "wait"), [("http", "dequeue_rollout", 5.0), ("ws", "dequeue_many_rollouts", None)]
 )
@@ -251,7 +244,6 @@ async def test_claim_of_a_cancelled_caller_goes_back_to_the_queue(
     assert claim is not None
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_claim_of_a_caller_cancelled_during_an_outage_goes_back_after_it(transport: Any) -> None:
     store = InMemoryLightningStore()
@@ -271,7 +263,6 @@ async def test_claim_of_a_caller_cancelled_during_an_outage_goes_back_after_it(t
         await _until(store, queue_length=1)
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_claim_that_a_client_never_heard_of_goes_back_when_it_closes(transport: Any) -> None:
     store = InMemoryLightningStore()
@@ -291,7 +282,6 @@ async def test_claim_that_a_client_never_heard_of_goes_back_when_it_closes(trans
     assert lost is None
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize(("transport", "wait"), [("http", None), ("ws", 0.2)])
 async def test_late_copy_of_a_request_that_found_nothing_takes_no_rollout(transport: Any, wait: float | None) -> None:
     store = InMemoryLightningStore()
@@ -308,7 +298,6 @@ async def test_late_copy_of_a_request_that_found_nothing_takes_no_rollout(transp
     assert claim is not None
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_waiting_request_sent_again_is_answered_when_its_first_copy_has_claimed(
     backend: str, tmp_path: Path
@@ -338,7 +327,6 @@ async def test_a_waiting_request_sent_again_is_answered_when_its_first_copy_has_
 # ---------------------------------------------------------------------- subscriptions
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_subscription_behind_a_cursor_keeps_no_call_waiting(transport: Any) -> None:
     store = InMemoryLightningStore()

@@ -195,6 +195,23 @@ async def test_a_store_that_is_not_ours_goes_to_both_sides_as_it_is() -> None:
     assert seen == [store, store]
 
 
+async def test_the_client_of_a_runner_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, event, closed = a_strategy(), ThreadingEvent(), list[str]()
+    event.set()
+
+    async def close(client: LightningStoreClient) -> None:
+        closed.append(client.server_address)
+
+    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(LightningStoreClient, "close", close)
+    with pytest.raises(ValueError, match="no"):
+        await strategy._execute_runner(runner, 0, InMemoryLightningStore(), event)
+
+    assert closed == [f"http://localhost:{strategy.server_port}"]
+
+
 def test_a_port_in_use_ends_the_runners_too() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

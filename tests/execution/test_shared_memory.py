@@ -172,21 +172,6 @@ def test_what_a_runner_raises_is_raised_and_ends_the_algorithm(make: Any, error:
         make().execute(algorithm, runner, InMemoryLightningStore())
 
 
-def test_an_algorithm_that_looks_at_the_event_ends_by_itself_when_a_runner_fails() -> None:
-    ended: list[bool] = []
-
-    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-        await until_stopped(event)
-        ended.append(True)
-
-    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        raise KeyError("runner")
-
-    with pytest.raises(KeyError, match="runner"):
-        of_algorithm(2).execute(algorithm, runner, InMemoryLightningStore())
-    assert ended == [True]
-
-
 @pytest.mark.parametrize("make", [of_algorithm, of_runner], ids=["main algorithm", "main runner"])
 def test_ctrl_c_in_the_main_thread_stops_all_and_is_absorbed(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     main_is_algorithm = make is of_algorithm

@@ -37,11 +37,8 @@ def awaiting(answer: Callable[[Any], Any]) -> Awaiting:
     return Awaiting(coroutine)
 
 
-class Unspeakable(BaseException):
-    """Neither an Exception nor one that can be shown."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
+class Peculiar(BaseException):
+    """Neither an Exception nor one that Python knows."""
 
 
 ERRORS = [
@@ -50,7 +47,7 @@ ERRORS = [
     asyncio.CancelledError("from within"),
     GeneratorExit(),
     StopIteration("over"),
-    Unspeakable(),
+    Peculiar("odd"),
 ]
 
 

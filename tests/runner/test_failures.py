@@ -32,6 +32,14 @@ def test_failures_of_one_kind_differ_in_what_varies_alone(
     assert (len(kinds) == 1) is are_alike
 
 
+def test_an_exception_that_cannot_be_shown_is_noted_all_the_same() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    assert FailureNote.of(raised(Unspeakable())).message == "<its text cannot be shown: RuntimeError>"
+
+
 def test_failures_of_different_lines_are_of_different_kinds() -> None:
     def elsewhere() -> BaseException:
         try:

@@ -13,6 +13,7 @@ from agentlightning.runner.pool import FIRST_ANSWER_SECONDS, ClaimAhead
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import Hook
+from agentlightning.types.lifecycle import LifecycleState
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Awaiting, until, work_off
 
 SIZE = 4
@@ -264,6 +265,7 @@ async def test_a_pause_gives_back_what_waits_and_begins_with_nothing() -> None:
             return await counts(store) == {"succeeded": 30 + SIZE, "queuing": 60 - 30 - SIZE}
 
         await until(has_settled)
+        assert runner.state is LifecycleState.PAUSED
         runner.resume()
         await asyncio.wait_for(running, PATIENCE_SECONDS)
 

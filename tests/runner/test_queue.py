@@ -44,27 +44,6 @@ def test_a_runner_that_runs_nothing_at_once_is_refused() -> None:
 # ---------------------------------------------------------------------- many at once
 
 
-async def test_coroutines_run_together_up_to_the_limit() -> None:
-    running = most = 0
-    all_here = asyncio.Event()
-
-    async def answer(_: Any) -> float:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        if running == 64:
-            all_here.set()
-        await asyncio.wait_for(all_here.wait(), PATIENCE_SECONDS)
-        await asyncio.sleep(0.01)
-        running -= 1
-        return 1.0
-
-    worked = await work_off(Awaiting(answer), *range(96), max_concurrency=64)
-
-    assert most == 64
-    assert set(await worked.statuses()) == {"succeeded"}
-
-
 async def test_plain_agents_run_together_in_threads_up_to_the_limit() -> None:
     meeting = threading.Barrier(8)
     counting = threading.Lock()
@@ -124,24 +103,6 @@ async def test_hooks_get_the_spans_of_their_own_rollout() -> None:
 
 
 # ---------------------------------------------------------------------- pausing and stopping
-
-
-async def test_a_paused_runner_claims_nothing_until_it_resumes() -> None:
-    store = await stocked_store()
-    runner = quick_runner(max_rollouts=1)
-
-    with runner.run_context(agent=Answering(lambda _: 1.0), store=store):
-        work = asyncio.create_task(runner.iter())
-        await until(lambda: runner.state is LifecycleState.RUNNING)
-        runner.pause()
-        await asyncio.sleep(0.3)  # for a claim that was under way
-        rollout = await store.enqueue_rollout("task")
-        done = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=0.3)
-        assert (done, runner.state) == ([], LifecycleState.PAUSED)
-        runner.resume()
-        await asyncio.wait_for(work, PATIENCE_SECONDS)
-
-    assert len(await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=0)) == 1
 
 
 async def test_a_stopped_runner_finishes_what_it_runs_and_claims_nothing_more() -> None:

@@ -20,7 +20,7 @@ from agentlightning.execution import (
 from agentlightning.litagent import rollout
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
-from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
+from agentlightning.store import LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.trainer import Trainer
 from agentlightning.types import Hook, PromptTemplate
@@ -33,19 +33,6 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 # ---------------------------------------------------------------------- parts
-
-
-def test_all_parts_have_defaults() -> None:
-    trainer = Trainer(progress="off")
-
-    assert isinstance(trainer.store, InMemoryLightningStore)
-    assert isinstance(trainer.adapter, TracerTraceToTriplet)
-    assert isinstance(trainer.runner, LitAgentRunner)
-    assert isinstance(trainer.strategy, ClientServerExecutionStrategy)
-    assert trainer.runner.tracer is trainer.tracer
-    assert trainer.triplet_exporter is trainer.adapter
-    assert (trainer.algorithm, trainer.llm_proxy, trainer.hooks) == (None, None, ())
-    assert (trainer.n_runners, trainer.max_rollouts) == (1, None)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ class Patch:
     def __init__(self) -> None:
         self.is_applied = False
         """Whether the library was found and changed."""
+        self.parts: tuple[Patch, ...] = ()
+        """Patches of other modules of the library, applied before this one and undone after it."""
         self._changing = threading.RLock()  # protects the steps between applied and undone
         self._undoings: list[Callable[[], object]] = []
 
@@ -103,6 +105,8 @@ class Patch:
 
     def apply(self) -> None:
         """Change the library now or, if it is not imported yet, when it is; harmless the second time."""
+        for part in self.parts:
+            part.apply()
         with self._changing:
             if self._undoings:
                 return
@@ -120,6 +124,8 @@ class Patch:
         with self._changing:
             while self._undoings:
                 self._undo_one()
+        for part in reversed(self.parts):
+            part.undo()
 
     def turn_on(self) -> bool:
         """As `apply`, for scripts without a tracer: warns if it is on already, or there is nothing to change.

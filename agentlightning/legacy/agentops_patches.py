@@ -258,12 +258,14 @@ def enable_agentops_service(enabled: bool = True) -> None:
 class AgentOpsLangchainPatch(_StatePatch):
     """Takes away AgentOps' own instrumentor of LangGraph, and has its handler record chains by name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = (_HandlerPatch(),)
+
     def change(self, module: ModuleType) -> None:
         instrumentation = importlib.import_module("agentops.instrumentation")
-        known, handler = instrumentation.AGENTIC_LIBRARIES, _HandlerPatch()
+        known = instrumentation.AGENTIC_LIBRARIES
         self.set(instrumentation, AGENTIC_LIBRARIES={name: known[name] for name in known if name != _NATIVE})
-        self.when_undone(handler.undo)
-        handler.apply()
 
 
 class _HandlerPatch(Patch):

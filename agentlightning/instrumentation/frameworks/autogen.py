@@ -36,17 +36,7 @@ class AutoGenPatch(Patch):
 
     def __init__(self) -> None:
         super().__init__()
-        self._parts = (_RuntimePatch(), _AgentsPatch(), _TeamsPatch(), _McpPatch())
-
-    def apply(self) -> None:
-        super().apply()
-        for part in self._parts:
-            part.apply()
-
-    def undo(self) -> None:
-        for part in reversed(self._parts):
-            part.undo()
-        super().undo()
+        self.parts = (_RuntimePatch(), _AgentsPatch(), _TeamsPatch(), _McpPatch())
 
     def change(self, module: ModuleType) -> None:
         self.replace(_home_of(module.BaseTool), "trace_tool_span", _tool_span)

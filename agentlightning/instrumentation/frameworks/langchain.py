@@ -28,19 +28,9 @@ class LangChainPatch(Patch):
 
     def __init__(self) -> None:
         super().__init__()
-        self._models = (_ChatModelsPatch(self), _TextModelsPatch(self))
+        self.parts = (_ChatModelsPatch(self), _TextModelsPatch(self))
         self.recorder: Any = None
         """The handler; None until LangChain is imported."""
-
-    def apply(self) -> None:
-        for models in self._models:
-            models.apply()
-        super().apply()
-
-    def undo(self) -> None:
-        super().undo()
-        for models in self._models:
-            models.undo()
 
     def change(self, module: ModuleType) -> None:
         base = importlib.import_module("langchain_core.callbacks.base")

@@ -26,7 +26,6 @@ from agentlightning.legacy.agentops_patches import agentops_instrumentors, agent
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.loop_thread import LoopThread
 
@@ -144,26 +143,17 @@ class AgentOpsTracer(OtelTracer):
         self.agentops_managed = agentops_managed
         self.instrument_managed = instrument_managed
         self.daemon = daemon
-        self._held: tuple[Instrumentation, ...] = ()
 
-    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: object, **kwargs: object) -> None:
-        super().init_worker(worker_id, store)
-        if not self.agentops_managed or self._held:
+    def _instrumentations(self) -> Iterator[Instrumentation]:
+        yield from super()._instrumentations()
+        if not self.agentops_managed:
             return
         if not is_installed("agentops"):
             logger.info("AgentOps is not installed; recording with OpenTelemetry alone.")
             return
-        instrumentors = (agentops_instrumentors(),) if self.instrument_managed else ()
-        for held in (agentops_management(), *instrumentors):
-            held.acquire()
-            self._held = (*self._held, held)
-
-    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
-        while self._held:
-            *others, last = self._held
-            self._held = tuple(others)
-            last.release()
-        super().teardown_worker(worker_id)
+        yield agentops_management()
+        if self.instrument_managed:
+            yield agentops_instrumentors()
 
     def get_langchain_handler(self, tags: list[str] | None = None) -> Any:
         """AgentOps' callback handler for LangChain; None, with a warning, where either is not installed.
@@ -177,6 +167,3 @@ class AgentOpsTracer(OtelTracer):
             return super().get_langchain_handler()
 
     get_langchain_callback_handler = get_langchain_handler
-
-    def __getstate__(self) -> JsonObject:
-        return {**super().__getstate__(), "_held": ()}

@@ -8,6 +8,7 @@ rollouts share it; it finds the rollout of each span where the span begins, and 
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Final
 
@@ -65,9 +66,9 @@ class OtelTracer(RecordingTracer):
         super().init_worker(worker_id, store)
         _listen_to(_provider())
         if not self._applied:
-            self._applied = (_thread_context(), instrumentation()) if self.instrument else (_thread_context(),)
-            for patches in self._applied:
+            for patches in self._instrumentations():
                 patches.acquire()
+                self._applied = (*self._applied, patches)
 
     def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         """The provider stays, because OpenTelemetry never lets go of one, and without a trace records nothing."""
@@ -75,6 +76,12 @@ class OtelTracer(RecordingTracer):
         while self._applied:
             self._applied[-1].release()
             self._applied = self._applied[:-1]
+
+    def _instrumentations(self) -> Iterator[Instrumentation]:
+        """What is applied in each worker, and undone in the reverse order."""
+        yield _thread_context()
+        if self.instrument:
+            yield instrumentation()
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_applied": ()}

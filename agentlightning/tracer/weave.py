@@ -1,11 +1,12 @@
 """WeaveTracer: for programs that use W&B Weave."""
 
 import importlib.util
+from collections.abc import Iterator
 from typing import Any, Final
 
+from agentlightning.instrumentation.registry import Instrumentation
 from agentlightning.instrumentation.weave import weave_management
 from agentlightning.semconv import LightningSpanAttributes
-from agentlightning.store.base import LightningStore
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import Span, TraceStatus
 from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
@@ -43,19 +44,10 @@ class WeaveTracer(OtelTracer):
         if importlib.util.find_spec("weave") is None:
             raise ImportError("WeaveTracer needs the package weave: pip install weave, or use OtelTracer.")
         super().__init__(instrument=instrument and instrument_managed)
-        self._is_managing = False
 
-    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: object, **kwargs: object) -> None:
-        super().init_worker(worker_id, store)
-        if not self._is_managing:
-            weave_management().acquire()
-            self._is_managing = True
-
-    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
-        if self._is_managing:
-            self._is_managing = False
-            weave_management().release()
-        super().teardown_worker(worker_id)
+    def _instrumentations(self) -> Iterator[Instrumentation]:
+        yield from super()._instrumentations()
+        yield weave_management()
 
     async def convert_call_to_span(
         self, call: Any, rollout_id: str | None = None, attempt_id: str | None = None, sequence_id: int | None = None
@@ -79,6 +71,3 @@ class WeaveTracer(OtelTracer):
             end_time=None if call.ended_at is None else call.ended_at.timestamp(),
             status=TraceStatus(status_code="ERROR" if call.exception else "OK", description=call.exception),
         )
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_is_managing": False}

@@ -202,14 +202,20 @@ def test_a_tracer_travels_as_it_was_before_init_worker(any_tracer: RecordingTrac
     assert not copy._is_ready
 
 
+def shipping_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "agl-span-shipper"]
+
+
 def test_a_tracer_leaves_no_thread_behind(store: InMemoryLightningStore) -> None:
     rollout = asyncio.run(store.start_rollout("task"))
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    before = shipping_threads()
 
     with OtelTracer().lifespan() as tracer, tracer._trace_context_sync(store=store, **ids):
         tracer.create_span("one")
+        assert len(shipping_threads()) == len(before) + 1
 
-    assert [thread.name for thread in threading.enumerate() if thread.name == "agl-span-delivery"] == []
+    assert shipping_threads() == before
 
 
 def test_weave_is_missed_in_words() -> None:

@@ -1,6 +1,5 @@
 """Rewards: written for both releases, read in three formats."""
 
-import subprocess
 import sys
 from typing import Any
 
@@ -20,6 +19,7 @@ from agentlightning.legacy.results import final_reward_of as legacy_final_reward
 from agentlightning.tracer.binding import Recorder
 from agentlightning.types import Span
 from agentlightning.types.rewards import final_reward_of
+from tests import warm_python
 
 NAN = float("nan")
 
@@ -190,6 +190,6 @@ with warnings.catch_warnings(record=True) as told:
 print(judge.__name__, [warning.category.__name__ for warning in told])
 """
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm_python.run([sys.executable, "-c", code], check=True)
 
     assert done.stdout == "judge ['DeprecationWarning', 'DeprecationWarning']\n"

@@ -54,6 +54,17 @@ async def test_a_task_without_resources_takes_the_latest_when_it_is_run(data_sto
     assert (await claimed(data_store)).resources_id is None
 
 
+async def test_a_requeued_task_is_at_the_tail_and_keeps_its_claims(data_store: ServerDataStore) -> None:
+    first, second = [await data_store.add_task(number) for number in range(2)]
+    task = await claimed(data_store)
+
+    await data_store.requeue_task(task)
+    again = [await claimed(data_store), await claimed(data_store)]
+
+    assert task.rollout_id == first
+    assert [(task.rollout_id, task.num_claims) for task in again] == [(second, 1), (first, 2)]
+
+
 async def test_a_task_of_an_earlier_server_can_be_requeued(data_store: ServerDataStore) -> None:
     await data_store.requeue_task(Task(rollout_id="rollout-old", input="hello", mode="val"))
 

@@ -31,6 +31,18 @@ def result_of(served: Any, rollout_id: str) -> RolloutLegacy:
     return result
 
 
+def test_a_bare_result_is_that_of_the_polled_task_and_the_output_of_its_rollout(served: Any, connect: Any) -> None:
+    (rollout_id,) = queue(served, "hello")
+    client = connect(served.endpoint)
+    client.poll_next_task()
+
+    assert client.post_rollout("text")["status"] == "ok"
+
+    stored = result_of(served, rollout_id)
+    assert (stored.task.input, stored.final_reward, stored.metadata) == ("hello", None, {"result": "text"})
+    assert served.run(served.server.store.get_rollout_by_id(rollout_id)).output == "text"
+
+
 def test_a_task_that_was_given_up_does_not_get_the_result_of_the_next(served: Any, connect: Any) -> None:
     given_up, done = queue(served, "first", "second")
     client = connect(served.endpoint)

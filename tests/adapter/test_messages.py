@@ -1,6 +1,5 @@
 """Spans become chat messages in OpenAI's shape, without OpenAI's package."""
 
-import json
 from typing import Any
 
 import pytest
@@ -46,15 +45,6 @@ def test_dotted_names_are_unflattened(flat: dict[str, Any], grouped: object) -> 
     assert group_genai_dict(flat, "p") == grouped
 
 
-def test_a_conversation_is_the_prompt_and_the_answer() -> None:
-    answer = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "4"}
-
-    assert adapted(chat(**answer), span("other")) == {
-        "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}],
-        "tools": None,
-    }
-
-
 def test_tools_that_ran_beneath_a_completion_are_its_tool_calls() -> None:
     call = {"tool.name": "add", "tool.parameters": '{"a": 2}', "tool.call.id": "t1", "tool.call.type": "function"}
     spans = [
@@ -69,36 +59,6 @@ def test_tools_that_ran_beneath_a_completion_are_its_tool_calls() -> None:
         "content": None,
         "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}],
     }
-
-
-def test_tool_calls_in_the_history_are_kept() -> None:
-    history = {
-        "gen_ai.prompt.1.role": "assistant",
-        "gen_ai.prompt.1.tool_calls.0.id": "t1",
-        "gen_ai.prompt.1.tool_calls.0.name": "add",
-        "gen_ai.prompt.1.tool_calls.0.arguments": "{}",
-        "gen_ai.prompt.2.role": "tool",
-        "gen_ai.prompt.2.content": "4",
-        "gen_ai.prompt.2.tool_call_id": "t1",
-    }
-
-    assert adapted(chat(**history))["messages"][1:] == [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
-        },
-        {"role": "tool", "content": "4", "tool_call_id": "t1"},
-    ]
-
-
-def test_functions_of_the_request_are_tool_definitions() -> None:
-    schema = {"type": "object"}
-    functions = {"gen_ai.request.functions.0.name": "add", "gen_ai.request.functions.0.parameters": json.dumps(schema)}
-
-    tools = adapted(chat(**functions))["tools"]
-
-    assert tools == [{"type": "function", "function": {"name": "add", "description": "", "parameters": schema}}]
 
 
 @pytest.mark.parametrize(

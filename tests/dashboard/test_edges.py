@@ -3,7 +3,7 @@
 import asyncio
 
 from agentlightning.store import InMemoryLightningStore, LightningStore
-from tests.dashboard.browser import Page
+from tests.dashboard.browser import LOOK_SECONDS, Page
 from tests.dashboard.conftest import Serve, finished, reward_span, span_of
 
 
@@ -50,6 +50,8 @@ async def test_other_store_behind_the_same_address_is_shown(page: Page, serve: S
         await finished(server, "old", reward=0.25, mode="train")
     await page.goto(f"{server.endpoint}/dashboard")
     await page.until_text("0.25")
+    while server.app.service.waiting_calls == 0:  # else the page may not notice that it is gone
+        await asyncio.sleep(LOOK_SECONDS)
     await server.stop()
     other = InMemoryLightningStore()
     for _ in range(16):

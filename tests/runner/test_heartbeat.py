@@ -13,7 +13,7 @@ from agentlightning.runner.heartbeat import Heartbeat
 from agentlightning.store import InMemoryLightningStore, LightningStoreThreaded
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Worker
-from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, stocked_store, until, work_off
+from tests.runner.working import PATIENCE_SECONDS, Answering, Awaiting, stocked_store, until, work_off
 
 
 def beating_runner(mode: Any) -> LitAgentRunner[Any]:
@@ -74,10 +74,7 @@ async def test_no_heartbeats_may_be_asked_for() -> None:
     assert (await seen_worker(worked.store)).last_heartbeat_time is None
 
 
-@pytest.mark.parametrize("mode", ["thread", "asyncio"])
-async def test_heartbeats_that_do_not_arrive_are_told_once_and_harm_nobody(
-    mode: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_heartbeats_that_do_not_arrive_are_told_once_and_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
     tries: list[int] = []
 
     class Deaf(InMemoryLightningStore):
@@ -85,10 +82,7 @@ async def test_heartbeats_that_do_not_arrive_are_told_once_and_harm_nobody(
             tries.append(1)
             raise ConnectionError("deaf")
 
-    store = Deaf()
-    await store.add_resources(RESOURCES)
-    event = ThreadingEvent()
-    runner = beating_runner(mode)
+    store, event, runner = Deaf(), ThreadingEvent(), beating_runner("thread")
 
     with runner.run_context(agent=Answering(lambda _: None), store=store):
         work = asyncio.create_task(runner.iter(event=event))

@@ -28,19 +28,6 @@ def test_a_stopped_training_ends_and_its_run_says_so(make: Any) -> None:
     assert trainer.state is LifecycleState.STOPPED
 
 
-def test_a_training_without_an_algorithm_serves_what_is_enqueued_until_it_is_stopped() -> None:
-    trainer = a_trainer(algorithm=None)
-    thread = fitting(trainer, Halving())
-    asyncio.run(trainer.store.add_resources(RESOURCES))
-    asyncio.run(trainer.store.enqueue_rollout(1))
-
-    until(lambda: rewards_of(trainer.store) == [0.5])
-    trainer.stop()
-    thread.join(PATIENCE_SECONDS)
-
-    assert not thread.is_alive()
-
-
 def is_left_in_the_queue(store: LightningStore) -> bool:
     """Whether nobody claims a new rollout, for a while."""
     sent = asyncio.run(store.enqueue_rollout(2))

@@ -29,7 +29,7 @@ OLD_RELEASE = re.compile(
 CEILINGS = {
     TOP_LEVEL: (1_090, 550),
     "adapter": (2_380, 1_480),
-    "algorithm": (11_600, 7_680),
+    "algorithm": (11_580, 7_680),
     "asgi": (800, 550),
     "cli": (3_970, 2_360),
     "dashboard": (90, 40),

@@ -346,8 +346,7 @@ def groups_that_differ(finished: Sequence[FinishedRollout], failed: FailedReward
     Args:
         failed: What a failed rollout counts.
     """
-    counted = reward_of_failed(failed, [one.own_reward for one in finished if one.own_reward is not None])
     rewards: dict[str, set[float | None]] = {}
-    for one in finished:
-        rewards.setdefault(one.group, set()).add(counted if one.own_reward is None else one.own_reward)
-    return sum(1 for found in rewards.values() if len(found - {None}) > 1)
+    for one, reward in zip(finished, rewards_of_tasks(finished, failed), strict=True):
+        rewards.setdefault(one.group, set()).add(reward)
+    return sum(len(found - {None}) > 1 for found in rewards.values())

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.algorithm.base import Tasks
-from agentlightning.algorithm.comparison import Gate
+from agentlightning.algorithm.comparison import Gate, PairedComparison
 from agentlightning.algorithm.intervals import estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
@@ -23,7 +23,6 @@ from agentlightning.algorithm.prompts.results import (
     RunRecord,
     VersionedPromptTemplate,
     challenged,
-    overall_gain,
 )
 from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts, why_unfit
 from agentlightning.algorithm.utils import shuffled_batches
@@ -352,9 +351,10 @@ class Search:
         seed_rewards, best_rewards = self._rewards["v0"], self._rewards[best.version]
         pairs = [(seed_rewards[task], reward) for task, reward in best_rewards.items() if task in seed_rewards]
         gain = None
-        if apo.alpha is not None and best.version != "v0":
-            planned = len(self._val)
-            gain = overall_gain(pairs, planned=planned, alpha=apo.alpha, reward_range=apo.reward_range)
+        if apo.alpha is not None and best.version != "v0" and pairs:
+            planned = len(self._val)  # an interval must not be made for the number of pairs at which it was stopped
+            test = PairedComparison(apo.alpha, max_pairs=planned, min_pairs=planned, reward_range=apo.reward_range)
+            gain = test.with_all(pairs).estimate
         history = apo._history_best_score if apo._history_best_score > float("-inf") else None
         before = [before for before, _ in pairs] or list(seed_rewards.values())
         prompts = best.prompts(self._name)

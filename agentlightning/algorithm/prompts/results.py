@@ -63,20 +63,6 @@ async def challenged(
     return comparison
 
 
-def overall_gain(
-    pairs: Sequence[tuple[float, float]], *, planned: int, alpha: float, reward_range: tuple[float, float]
-) -> Estimate | None:
-    """The gain from the first of each pair to the second, with an interval that holds however many there are.
-
-    Args:
-        planned: How many there could have been. The interval must not be made for the number at which it was stopped.
-    """
-    if not pairs:
-        return None
-    comparison = PairedComparison(alpha, max_pairs=planned, min_pairs=planned, reward_range=reward_range)
-    return comparison.with_all(pairs).estimate
-
-
 @dataclass(frozen=True)
 class OptimisationResult:
     """The end of a run."""

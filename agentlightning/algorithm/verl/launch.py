@@ -221,12 +221,8 @@ def _train(config: Configuration, task_runner: TaskRunnerHere) -> None:
     try:
         main.run_ppo(config, task_runner_class=task_runner)
     except ray.exceptions.RayError as error:
-        raise TrainingError(f"verl's training failed: {_last_line(error)}") from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise TrainingError(f"verl's training failed: {lines[-1] if lines else type(error).__name__}") from error
     finally:
         if is_ours:
             ray.shutdown()
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__

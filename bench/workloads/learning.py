@@ -106,7 +106,7 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
 
 def timed(options: argparse.Namespace) -> Any:
     """The demo's algorithm, with validations in between and a note of each."""
-    from agentlightning.algorithm.grpo import GRPO
+    from agentlightning.algorithm.grpo import GRPO, LearnerSettings
     from agentlightning.cli import demo
 
     class Timed(GRPO):
@@ -119,6 +119,7 @@ def timed(options: argparse.Namespace) -> Any:
                 target_reward=demo.TARGET,
                 temperature=demo.TEMPERATURE,
                 validation_temperature=demo.TEMPERATURE,
+                learning=LearnerSettings(seed=options.seed, epochs=demo.EPOCHS, minibatches=demo.MINIBATCHES),
                 validate_every=VALIDATE_EVERY,
                 sentinel=demo.PhaseSentinel(demo.load_example()),
             )

@@ -12,7 +12,7 @@ import calc_agent
 import tasks
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.grpo import GRPO, LearnerSettings
 
 QUESTIONS = 3
 TRAINING_TASKS = 6_000
@@ -32,6 +32,7 @@ def main() -> None:
         tasks_per_step=10,
         steps=options.steps,
         target_reward=0.97,
+        learning=LearnerSettings(epochs=2, minibatches=4),  # cheaper than more rollouts
         validate_every=10,
         validation_temperature=1.0,  # as in training
         output=options.folder / "model",

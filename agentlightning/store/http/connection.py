@@ -35,6 +35,8 @@ LIVE_AFTER_CALLS = 16
 """Calls of one loop by HTTP before the live channel is opened."""
 NO_LIVE_SECONDS = 60.0
 """How long after a refused WebSocket no other is tried."""
+TELL_SECONDS = 3.0
+"""How long a server may be away before the user is told that calls wait for it."""
 POLL_SECONDS = 20.0
 """How long one request waits for notices where there is no live channel."""
 _ERRORS_FROM, _SERVER_ERRORS_FROM = 400, 500
@@ -74,6 +76,8 @@ class ClientConnection:
         self._channel: LiveChannel | None = None
         self._opening = asyncio.Lock()  # protects `_channel`: one handshake at a time
         self._no_live_before = 0.0
+        self._away_since: float | None = None
+        self._is_told = False
         self._beginnings: set[asyncio.Future[None]] = set()
         self._keeper: AsyncGenerator[None, None] | None = None
 
@@ -213,14 +217,23 @@ class ClientConnection:
             raise StoreUnavailable(f"The client of {self.address.url} was closed during this call.")
 
     async def is_healthy(self) -> bool:
-        """Whether the server answers its health check, if only to refuse it."""
+        """Whether the server answers its health check, if only to refuse it; one that stays away is logged once."""
         self._check_open()
         try:
             limit = aiohttp.ClientTimeout(total=self.address.connection_timeout)
             async with self.session.get(f"{self.address.url}/health", timeout=limit) as response:
-                return response.status < _SERVER_ERRORS_FROM
+                is_there = response.status < _SERVER_ERRORS_FROM
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
-            return False
+            is_there = False
+        if is_there:
+            self._away_since, self._is_told = None, False
+            return True
+        now = time.monotonic()
+        self._away_since = now if self._away_since is None else self._away_since
+        if now - self._away_since >= TELL_SECONDS and not self._is_told:
+            self._is_told = True
+            logger.warning("The store at %s does not answer, and calls wait for it; is it running?", self.address.url)
+        return False
 
 
 async def _failure(response: aiohttp.ClientResponse) -> Failure:

@@ -84,6 +84,20 @@ async def test_dequeue_in_an_outage_is_none_and_told_once(
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
+async def test_calls_that_wait_for_a_server_say_so_once(
+    nowhere: str, connect: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentlightning.store.http.connection.TELL_SECONDS", 0.1)
+    client = connect(nowhere, outage_seconds=0.5, retry_delays=(0.05,), health_retry_delays=(0.05,))
+
+    with pytest.raises(StoreUnavailable):
+        await client.query_rollouts()
+
+    [told] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert nowhere in told
+    assert "calls wait for it" in told
+
+
 async def test_dequeue_in_an_outage_does_not_wait_for_a_subscription_to_begin(nowhere: str, connect: Any) -> None:
     client = connect(nowhere, outage_seconds=60.0)
     notices = client.subscribe(["rollout"])

@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 
+from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.sdk_calls import USER, Asking, AskingAnthropic, AskingOpenAI
 from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.raw import held_until_read
@@ -309,19 +310,33 @@ def test_a_response_that_was_read_can_be_pickled(stub_model: StubModel) -> None:
     assert (trace.error, trace.result) == (None, "chatcmpl-1")
 
 
-# ---------------------------------------------------------------------- streams that are live
+# ---------------------------------------------------------------------- the first stream of a process
+
+READER = """
+import asyncio, json, sys
+from agentlightning.tracer import OtelTracer
+
+async def main(url):
+    import anthropic, openai
+    first = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x")
+    second = anthropic.AsyncAnthropic(base_url=url, api_key="x")
+    asked = {"model": "stub-model", "messages": [{"role": "user", "content": "hi"}]}
+    streams = [
+        first.chat.completions.create(stream=True, **asked),
+        first.responses.create(model="stub-model", input="hi", stream=True),
+        second.messages.create(max_tokens=9, stream=True, **asked),
+    ]
+    for pending in streams:
+        async for _ in await pending:
+            await first.chat.completions.create(**asked)
+    return len(streams)
+
+tracer = OtelTracer()
+with tracer.lifespan(), tracer._trace_context_sync():
+    print(json.dumps(asyncio.run(main(sys.argv[1]))))
+"""
 
 
-@each_stream
-async def test_a_stream_is_live(stub_model: StubModel, sdk: type[Asking], call: Any, events: int) -> None:
+def test_the_first_stream_of_a_process_is_live(stub_model: StubModel) -> None:
     stub_model.script = Script([held_until_read()], repeats_last=True)
-    asking = AskingOpenAI(stub_model, is_async=True)
-
-    async def read() -> None:
-        async with sdk(stub_model, is_async=True).async_client() as client, asking.async_client() as other:
-            async for _ in await _method(client, call[0])(**call[1]):
-                await other.chat.completions.create(model="stub-model", messages=USER)
-
-    trace = await asyncio.wait_for(observed_async(read), 60)
-
-    assert trace.error is None
+    assert told_by(READER, stub_model.url) == 3

@@ -11,6 +11,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, get_args
 
@@ -32,7 +33,6 @@ from agentlightning.store.forwarding import innermost
 from agentlightning.store.http.codec import prepare_codecs
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.utils.deadline import POLL_SECONDS, until
-from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.server_launcher import reserved_socket
 
 __all__ = ["ClientServerExecutionStrategy"]
@@ -241,22 +241,34 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     # ------------------------------------------------------------------ processes
 
-    def _started_runners(
-        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
-    ) -> children.RunnerProcesses:
-        """Start the runners; a restart of one of them is announced first."""
-        handshake = children.RestartHandshake(ctx, self.n_runners)
+    def _spawn_runners(
+        self,
+        runner: RunnerBundle,
+        store: LightningStore,
+        stop_evt: ExecutionEvent,
+        *,
+        ctx: object,
+        handshake: children.RestartHandshake | None = None,
+    ) -> list[BaseProcess]:
+        """Start the runners; with a handshake, a restart of one of them is announced first."""
         # Not every store can travel: runners need none that we serve, and of another server's only the client.
         owned = None if self._serves(store) else self._client(store) or store
         started: list[BaseProcess] = []
         for number in range(self.n_runners):
             run = functools.partial(self._run_in_runner_process, runner, number, owned)
-            work = functools.partial(children.run_in_child, run, stop, self.graceful_timeout)
+            work = functools.partial(children.run_in_child, run, stop_evt, self.graceful_timeout)
             if self.max_restarts > 0:
                 restarts = (handshake, number, self.max_restarts, self.allowed_exit_codes)
-                work = functools.partial(children.restart_on_failure, work, stop, *restarts)
+                work = functools.partial(children.restart_on_failure, work, stop_evt, *restarts)
             started.append(children.start_process(ctx, work, f"runner-{number}"))
-        return children.RunnerProcesses(started, handshake, runner, stop, self.allowed_exit_codes)
+        return started
+
+    def _spawn_algorithm_process(
+        self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: object
+    ) -> BaseProcess:
+        run = functools.partial(self._execute_algorithm, algorithm, store)
+        work = functools.partial(children.run_in_child, run, stop_evt, self.graceful_timeout)
+        return children.start_process(ctx, work, "algorithm")
 
     async def _run_in_runner_process(
         self, runner: RunnerBundle, number: int, store: LightningStore | None, stop: ExecutionEvent
@@ -274,6 +286,14 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             process.join(max(0.0, deadline - time.monotonic()))
         return [process for process in processes if process.is_alive()]
 
+    def _signal_processes(self, processes: Sequence[BaseProcess], action: Callable[[BaseProcess], None]) -> None:
+        """Do something to each; one that has just ended, or refuses, does not keep the others from it."""
+        for process in processes:
+            try:
+                action(process)
+            except (OSError, ValueError) as error:
+                logger.warning("Process %s could not be signalled: %s", process.name, error)
+
     def _shutdown_processes(self, processes: Sequence[BaseProcess], stop_evt: ExecutionEvent) -> None:
         """Set the stop event, and send those that do not end ever stronger signals."""
         if not processes:
@@ -289,10 +309,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             if not alive:
                 return
             logger.warning("Processes did not end and are %s: %s.", what, ", ".join(p.name for p in alive))
-            for process in alive:
-                # One that has just ended, or refuses, does not keep the others from it.
-                with log_failures(logger, "Process %s could not be signalled", process.name, level=logging.WARNING):
-                    action(process)
+            self._signal_processes(alive, action)
             alive = self._join_until_deadline(alive, self.terminate_timeout)
         if alive:
             logger.error("Processes are still there after being killed: %s.", ", ".join(p.name for p in alive))
@@ -343,6 +360,13 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         finally:
             self._shutdown_processes(runners.processes, stop)
         self._check_process_exitcodes(runners.processes)
+
+    def _started_runners(
+        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
+    ) -> children.RunnerProcesses:
+        handshake = children.RestartHandshake(ctx, self.n_runners)
+        processes = self._spawn_runners(runner, store, stop, ctx=ctx, handshake=handshake)
+        return children.RunnerProcesses(processes, handshake, runner, stop, self.allowed_exit_codes)
 
     async def _until_runners_end(self, runners: children.RunnerProcesses, store: LightningStore) -> None:
         """Wait for the runners to exit; recover the work of any that crashed."""
@@ -415,10 +439,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     ) -> None:
         has_left = MultiprocessingEvent(ctx=ctx)
         guarded = OrphanedQueueGuard(algorithm, has_left.is_set, getattr(runner, "owns_worker", None))
-        served = functools.partial(_serve_to_the_end, guarded, has_left, self.graceful_timeout)
-        run = functools.partial(self._execute_algorithm, served, store)
-        in_child = functools.partial(children.run_in_child, run, stop, self.graceful_timeout)
-        process = children.start_process(ctx, in_child, "algorithm")
+        served = _ServedToTheEnd(guarded, has_left, self.graceful_timeout)
+        process = self._spawn_algorithm_process(served, store, stop, ctx=ctx)
         self.release_port()
 
         def is_stopped() -> bool:
@@ -438,10 +460,16 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self._check_process_exitcodes([process])
 
 
-async def _serve_to_the_end(
-    algorithm: AlgorithmBundle, has_left: ExecutionEvent, seconds: float, store: LightningStore, event: ExecutionEvent
-) -> None:
-    """Run an algorithm in a process of its own; when it is done, stop the runner and serve it until it has left."""
-    await algorithm(store, event)
-    event.set()
-    await until(has_left.is_set, timeout_seconds=seconds, interval_seconds=POLL_SECONDS / 4)
+@dataclass(frozen=True)
+class _ServedToTheEnd:
+    """An algorithm in a process of its own; when it is done, it stops the runner and serves it until it has left."""
+
+    algorithm: AlgorithmBundle
+    has_left: ExecutionEvent
+    patience_seconds: float
+
+    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
+        await self.algorithm(store, event)
+        event.set()
+        interval_seconds = POLL_SECONDS / 4
+        await until(self.has_left.is_set, timeout_seconds=self.patience_seconds, interval_seconds=interval_seconds)

@@ -29,6 +29,7 @@ from agentlightning.utils.log_failures import log_failures
 
 logger = logging.getLogger(__name__)
 
+ChildWork = Callable[[ExecutionEvent], Coroutine[Any, Any, Any]]
 HANDSHAKE_SECONDS: Final = 10.0
 """How long a child waits for the parent to acknowledge a restart."""
 SIGNALLED: Final = 128
@@ -130,7 +131,7 @@ class RestartHandshake:
 def restart_on_failure(
     work: Callable[[], None],
     stop: ExecutionEvent,
-    handshake: RestartHandshake,
+    handshake: RestartHandshake | None,
     number: int,
     most_restarts: int,
     allowed_exit_codes: Sequence[int],
@@ -152,7 +153,8 @@ def restart_on_failure(
         code = process.exitcode
         if code is None or code in allowed_exit_codes or stop.is_set() or restarts_left == 0:
             sys.exit(code if code is None or code >= 0 else SIGNALLED - code)
-        handshake.announce(number, code, stop)
+        if handshake is not None:
+            handshake.announce(number, code, stop)
         logger.warning("%s died with exit code %s and is started again; %d more times.", name, code, restarts_left - 1)
 
 

@@ -9,10 +9,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import Literal
+from typing import Literal, TypeVar
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle, resolve_managed_store_flag
+from agentlightning.execution.base import (
+    AlgorithmBundle,
+    ExecutionStrategy,
+    RunnerBundle,
+    resolve_managed_store_flag,
+)
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent, run_until_stopped
 from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.store.base import LightningStore
@@ -28,6 +33,7 @@ AGENT_LOOP: ContextVar[LoopThread | None] = ContextVar("agentlightning_agent_loo
 
 Frameworks keep asynchronous clients for the whole process, which fail in a second loop.
 """
+_T = TypeVar("_T")
 _Failures = SimpleQueue[BaseException]
 
 
@@ -87,13 +93,13 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         try:
             if self.main_thread == "algorithm":
                 for number in range(self.n_runners):
-                    work = functools.partial(self._run_side, runner, (shared, number), stop, failures)
+                    work = functools.partial(self._run_runner, runner, shared, number, stop, failures)
                     threads.append(_started_thread(f"runner-{number}", work, agents if self.n_runners > 1 else None))
-                self._run_side(guarded, (shared,), stop, None)
+                self._run_algorithm(guarded, shared, stop, None)
             else:
-                work = functools.partial(self._run_side, guarded, (shared,), stop, failures, is_last=True)
+                work = functools.partial(self._run_algorithm, guarded, shared, stop, failures)
                 threads.append(_started_thread("algorithm", work))
-                self._run_side(runner, (shared, 0), stop, None)
+                self._run_runner(runner, shared, 0, stop, None)
                 has_runner_left.set()
                 # The runner may be done before the algorithm is, which ends by itself.
                 threads[0].join()
@@ -117,22 +123,35 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         if alive:
             logger.error("Threads still run after %g s and are left behind: %s.", self.join_timeout, ", ".join(alive))
 
-    def _run_side(
+    def _run_algorithm(
         self,
-        side: Callable[..., Coroutine[object, object, None]],
-        arguments: tuple[object, ...],
-        stop: ExecutionEvent,
-        failures: _Failures | None,
-        *,
-        is_last: bool = False,
+        algorithm: AlgorithmBundle,
+        store: LightningStore,
+        stop_evt: ExecutionEvent,
+        thread_exceptions: _Failures | None,
     ) -> None:
-        """Run the algorithm or a runner; the end of one that `is_last` ends the others."""
-        grace, poll = self.graceful_delay, self.poll_interval
-        with _failing_together(stop, failures):
-            work = side(*arguments, stop)
-            asyncio.run(run_until_stopped(work, stop.is_set, grace, abandon_seconds=grace, poll_seconds=poll))
-        if is_last:
-            stop.set()
+        with _failing_together(stop_evt, thread_exceptions):
+            asyncio.run(self._run_until_completed_or_canceled(algorithm(store, stop_evt), stop_evt))
+        stop_evt.set()  # without an algorithm nobody sends work
+
+    def _run_runner(
+        self,
+        runner: RunnerBundle,
+        store: LightningStore,
+        worker_id: int,
+        stop_evt: ExecutionEvent,
+        thread_exceptions: _Failures | None,
+    ) -> None:
+        with _failing_together(stop_evt, thread_exceptions):
+            asyncio.run(self._run_until_completed_or_canceled(runner(store, worker_id, stop_evt), stop_evt))
+
+    async def _run_until_completed_or_canceled(
+        self, coro: Coroutine[object, object, _T], stop_evt: ExecutionEvent
+    ) -> _T | None:
+        grace = self.graceful_delay
+        return await run_until_stopped(
+            coro, stop_evt.is_set, grace, abandon_seconds=grace, poll_seconds=self.poll_interval
+        )
 
 
 @contextmanager

@@ -10,7 +10,6 @@ such as generated ids), and results are dumped as what they are (or the attempt 
 lost).
 """
 
-import enum
 import functools
 import inspect
 import types
@@ -27,16 +26,26 @@ StoreT = TypeVar("StoreT")
 Verb = Literal["GET", "POST"]
 
 
-class Unset(enum.Enum):
+class _UnsetType:
     """The type of `UNSET`: an update that leaves the field alone, where None is a value."""
 
-    UNSET = "UNSET"
+    __slots__ = ()
+    _instance: "_UnsetType | None" = None
+
+    def __new__(cls) -> "_UnsetType":
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
 
     def __repr__(self) -> str:
         return "UNSET"
 
+    def __reduce__(self) -> tuple[type["_UnsetType"], tuple[()]]:
+        return _UnsetType, ()
 
-UNSET = Unset.UNSET
+
+UNSET = _UnsetType()
+Unset = _UnsetType
 
 
 @dataclass(frozen=True)

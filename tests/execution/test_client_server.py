@@ -9,14 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.execution import ClientServerExecutionStrategy, ExecutionEvent, ThreadingEvent
+from agentlightning.execution import ClientServerExecutionStrategy, ExecutionEvent, MultiprocessingEvent, ThreadingEvent
 from agentlightning.execution import client_server as module
 from agentlightning.store import (
     InMemoryLightningStore,
@@ -108,9 +107,14 @@ def test_the_environment_says_what_arguments_do_not(monkeypatch: pytest.MonkeyPa
     strategy = ClientServerExecutionStrategy()
     explicit = ClientServerExecutionStrategy(role="algorithm", server_host="here", server_port=9, managed_store=True)
 
-    names = ("role", "server_host", "server_port", "managed_store")
-    assert [getattr(strategy, name) for name in names] == ["runner", "trainer", 1234, False]
-    assert [getattr(explicit, name) for name in names] == ["algorithm", "here", 9, True]
+    assert (strategy.role, strategy.server_host, strategy.server_port, strategy.managed_store) == (
+        *("runner", "trainer", 1234),
+        False,
+    )
+    assert (explicit.role, explicit.server_host, explicit.server_port, explicit.managed_store) == (
+        *("algorithm", "here", 9),
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,21 +199,54 @@ async def test_a_store_that_is_not_ours_goes_to_both_sides_as_it_is() -> None:
     assert seen == [store, store]
 
 
-async def test_the_client_of_a_runner_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy, event, closed = a_strategy(), ThreadingEvent(), list[str]()
-    event.set()
+class FakeServer(InMemoryLightningStore):
+    """Notes how it is made and what is done to it."""
 
-    async def close(client: LightningStoreClient) -> None:
-        closed.append(client.server_address)
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__()
+        self.made.append((args, options))
+
+    async def start(self) -> None:
+        self.made.append("start")
+
+    async def stop(self) -> None:
+        self.made.append("stop")
+
+
+async def test_the_server_is_made_as_tests_of_the_0_2_release_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeServer, "made", [])
+    monkeypatch.setattr(module, "LightningStoreServer", FakeServer)
+    store, strategy = InMemoryLightningStore(), a_strategy(server_host="127.0.0.1", server_port=5)
+
+    await strategy._execute_algorithm(doing_nothing, store, ThreadingEvent())
+
+    assert FakeServer.made == [((store,), {"host": "127.0.0.1", "port": 5}), "start", "stop"]
+
+
+async def test_a_runner_s_client_is_made_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: ClassVar[list[Any]] = []
+
+    class FakeClient(InMemoryLightningStore):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__()
+            made.append((args, options))
+
+        async def close(self) -> None:
+            made.append("close")
+
+    monkeypatch.setattr(module, "LightningStoreClient", FakeClient)
+    strategy, event = a_strategy(), ThreadingEvent()
+    event.set()
 
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         raise ValueError("no")
 
-    monkeypatch.setattr(LightningStoreClient, "close", close)
     with pytest.raises(ValueError, match="no"):
         await strategy._execute_runner(runner, 0, InMemoryLightningStore(), event)
 
-    assert closed == [f"http://localhost:{strategy.server_port}"]
+    assert made == [((f"http://localhost:{strategy.server_port}",), {}), "close"]
 
 
 def test_a_port_in_use_ends_the_runners_too() -> None:
@@ -248,6 +285,10 @@ def a_process(target: Callable[..., None], *args: Any) -> Any:
     return process
 
 
+def obedient(event: MultiprocessingEvent) -> None:
+    event.wait(PATIENCE_SECONDS)
+
+
 def deaf_to(*numbers: int) -> Callable[[Any], None]:
     def deaf(ready: Any) -> None:
         for number in numbers:
@@ -262,6 +303,15 @@ def interruptible(ready: Any) -> None:
     signal.signal(signal.SIGINT, lambda *_: os._exit(0))
     ready.set()
     time.sleep(PATIENCE_SECONDS)
+
+
+def test_processes_that_obey_end_at_once() -> None:
+    event = MultiprocessingEvent(ctx=FORK)
+    processes = [a_process(obedient, event) for _ in range(3)]
+
+    a_strategy(graceful_timeout=20)._shutdown_processes(processes, event)
+
+    assert [process.exitcode for process in processes] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -299,21 +349,59 @@ def test_exit_codes_are_checked(code: int | None, is_fine: bool) -> None:
             check()
 
 
+def test_processes_have_their_names() -> None:
+    strategy, event = a_strategy(n_runners=2, managed_store=False), MultiprocessingEvent(ctx=FORK)
+    store = InMemoryLightningStore()
+
+    processes = strategy._spawn_runners(serving, store, event, ctx=FORK)
+    processes.append(strategy._spawn_algorithm_process(doing_nothing, store, event, ctx=FORK))
+    strategy._shutdown_processes(processes, event)
+
+    names = {process.name: process.exitcode for process in processes}
+    assert names == {"runner-0": 0, "runner-1": 0, "algorithm": 0}
+
+
 # ---------------------------------------------------------------------- placing both
 
 
 def test_runners_work_in_processes_of_their_own() -> None:
     store = InMemoryLightningStore()
 
-    a_strategy(n_runners=2).execute(enqueueing(4), working, store)
+    a_strategy(n_runners=4).execute(enqueueing(20), working, store)
 
     attempts = [asyncio.run(store.get_latest_attempt(r.rollout_id)) for r in asyncio.run(store.query_rollouts())]
     pids = {(attempt.metadata or {})["pid"] for attempt in attempts if attempt is not None}
     assert os.getpid() not in pids
 
 
+def test_a_runner_in_the_main_process_ends_when_the_algorithm_is_done(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        seen.append(os.getpid())
+        await working(store, worker_id, event)
+
+    with SqliteStoreFile(tmp_path) as store:
+        a_strategy(main_process="runner").execute(enqueueing(5), runner, store)
+
+    assert seen == [os.getpid()]
+
+
+class SqliteStoreFile:
+    """A SQLite store, closed at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = SqliteLightningStore(folder / "store.db")
+
+    def __enter__(self) -> SqliteLightningStore:
+        return self._store
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run(self._store.close())
+
+
 def test_a_runner_in_the_main_process_leaves_the_algorithm_to_end_by_itself(tmp_path: Path) -> None:
-    mark, runners = tmp_path / "done", list[int]()
+    mark = tmp_path / "done"
 
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
         await asyncio.sleep(0.2)
@@ -321,11 +409,11 @@ def test_a_runner_in_the_main_process_leaves_the_algorithm_to_end_by_itself(tmp_
         mark.write_text("done")
 
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        runners.append(os.getpid())
+        return None
 
     a_strategy(main_process="runner").execute(algorithm, runner, InMemoryLightningStore())
 
-    assert (mark.exists(), runners) == (True, [os.getpid()])
+    assert mark.exists()
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["fails", "is killed"])
@@ -391,12 +479,21 @@ def outcomes(store: InMemoryLightningStore) -> list[list[str]]:
     return [[attempt.status for attempt in asyncio.run(store.query_attempts(rollout_id))] for rollout_id in ids]
 
 
-@pytest.mark.parametrize(("n_runners", "restarts"), [(2, 0), (1, 1)], ids=["by another", "started again"])
-def test_what_a_killed_runner_was_at_is_done_once(tmp_path: Path, n_runners: int, restarts: int) -> None:
-    store, strategy = InMemoryLightningStore(), a_strategy(n_runners=n_runners, max_restarts=restarts)
+def test_what_a_killed_runner_was_at_is_done_by_another(tmp_path: Path) -> None:
+    store = InMemoryLightningStore()
 
-    with nullcontext() if restarts else pytest.raises(RuntimeError, match="Subprocesses failed: "):
-        strategy.execute(enqueueing(6), dying_once(tmp_path / "died"), store)
+    with pytest.raises(RuntimeError, match="Subprocesses failed: "):
+        a_strategy(n_runners=2).execute(enqueueing(6), dying_once(tmp_path / "died"), store)
+
+    tries = outcomes(store)
+    assert all(attempts.count("succeeded") == 1 for attempts in tries)
+    assert sorted(map(len, tries)) == [1, 1, 1, 1, 1, 2]
+
+
+def test_a_killed_runner_is_started_again_if_that_is_allowed(tmp_path: Path) -> None:
+    store = InMemoryLightningStore()
+
+    a_strategy(n_runners=1, max_restarts=1).execute(enqueueing(6), dying_once(tmp_path / "died"), store)
 
     tries = outcomes(store)
     assert all(attempts.count("succeeded") == 1 for attempts in tries)
@@ -515,12 +612,22 @@ async def spawned_runner(store: LightningStore, worker_id: int, event: Execution
 
 
 @pytest.mark.slow
-def test_a_runner_that_may_be_started_again_runs_under_spawn() -> None:
-    store, strategy = InMemoryLightningStore(), a_strategy(start_method="spawn", graceful_timeout=15, max_restarts=1)
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_what_can_be_pickled_runs_under_spawn(max_restarts: int) -> None:
+    strategy = a_strategy(start_method="spawn", n_runners=2, graceful_timeout=15, max_restarts=max_restarts)
 
-    strategy.execute(enqueueing(2), spawned_runner, store)
+    store = InMemoryLightningStore()
+    strategy.execute(enqueueing(4), spawned_runner, store)
 
-    assert outcomes(store) == [["succeeded"]] * 2
+    assert outcomes(store) == [["succeeded"]] * 4
+
+
+def test_what_cannot_be_pickled_is_told_under_spawn() -> None:
+    async def closure(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        return None
+
+    with pytest.raises(ConfigurationError, match="cannot be pickled"):
+        a_strategy(start_method="spawn").execute(doing_nothing, closure, InMemoryLightningStore())
 
 
 # ---------------------------------------------------------------------- a port that is free
@@ -548,7 +655,7 @@ def test_port_0_is_kept_from_others_until_the_store_is_served() -> None:
     assert (strategy.server_port, can_be_taken(port)) == (port, True)
 
 
-@pytest.mark.parametrize("options", [{"main_process": "runner"}, {"max_restarts": 1}], ids=str)
+@pytest.mark.parametrize("options", [{"main_process": "runner"}, {"max_restarts": 1}, {"n_runners": 3}], ids=str)
 def test_port_0_is_where_runners_find_the_store(options: dict[str, Any]) -> None:
     store = InMemoryLightningStore()
     strategy = a_strategy(server_port=0, **options)
@@ -582,11 +689,12 @@ def test_the_default_port_is_used_and_let_go(default_port: int, caplog: pytest.L
     assert "is taken" not in caplog.text
 
 
-def test_a_runner_in_the_main_process_finds_the_store_where_the_default_port_is_taken(default_port: int) -> None:
+@pytest.mark.parametrize("options", [{"main_process": "runner"}, {"n_runners": 2}], ids=str)
+def test_runners_find_the_store_where_the_default_port_is_taken(default_port: int, options: dict[str, Any]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", default_port))
         holder.listen()
-        strategy = a_strategy(server_port=None, main_process="runner")
+        strategy = a_strategy(server_port=None, **options)
 
         strategy.execute(enqueueing(2), working, SqliteLightningStore())
 

@@ -1,5 +1,6 @@
 """Flags between threads, between processes, and with Ctrl-C."""
 
+import multiprocessing
 import threading
 from typing import Any
 
@@ -22,6 +23,18 @@ def test_a_flag_is_set_and_cleared(event: Any) -> None:
     assert not event.is_set()
     threading.Timer(0.05, event.set).start()
     assert event.wait(20)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_flag_travels_to_a_child(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    event = MultiprocessingEvent(ctx=context)
+    child = context.Process(target=MultiprocessingEvent.set, args=(event,))  # type: ignore[attr-defined] # every context has it
+
+    child.start()
+    child.join(30)
+
+    assert event.is_set()
 
 
 def test_ctrl_c_sets_a_stop_token_for_this_process_alone() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from agentlightning.execution import ExecutionEvent, ExecutionStrategy, SharedMemoryExecutionStrategy, ThreadingEvent
-from agentlightning.execution.events import run_until_stopped
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded
 
 NAMES = ("runner-", "algorithm")
@@ -172,6 +171,21 @@ def test_what_a_runner_raises_is_raised_and_ends_the_algorithm(make: Any, error:
         make().execute(algorithm, runner, InMemoryLightningStore())
 
 
+def test_an_algorithm_that_looks_at_the_event_ends_by_itself_when_a_runner_fails() -> None:
+    ended: list[bool] = []
+
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
+        await until_stopped(event)
+        ended.append(True)
+
+    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        raise KeyError("runner")
+
+    with pytest.raises(KeyError, match="runner"):
+        of_algorithm(2).execute(algorithm, runner, InMemoryLightningStore())
+    assert ended == [True]
+
+
 @pytest.mark.parametrize("make", [of_algorithm, of_runner], ids=["main algorithm", "main runner"])
 def test_ctrl_c_in_the_main_thread_stops_all_and_is_absorbed(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     main_is_algorithm = make is of_algorithm
@@ -207,8 +221,8 @@ def test_threads_that_do_not_end_are_left_behind_and_named(caplog: pytest.LogCap
 
 
 async def run_with(work: Any, event: ThreadingEvent, **options: Any) -> Any:
-    grace = options["graceful_delay"]
-    return await run_until_stopped(work, event.is_set, grace, abandon_seconds=grace, poll_seconds=0.01)
+    strategy = of_algorithm(**options)
+    return await strategy._run_until_completed_or_canceled(work, event)
 
 
 async def test_what_completes_in_its_grace_gives_its_result(caplog: pytest.LogCaptureFixture) -> None:
@@ -259,6 +273,21 @@ async def test_what_ignores_being_cancelled_is_abandoned(caplog: pytest.LogCaptu
     assert "did not stop after cancellation; abandoning task" in caplog.text
 
 
+@pytest.mark.parametrize("has_queue", [True, False])
+def test_a_side_that_fails_sets_the_event_and_is_queued_and_raised(has_queue: bool) -> None:
+    event = ThreadingEvent()
+    failures: queue.SimpleQueue[BaseException] | None = queue.SimpleQueue() if has_queue else None
+
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
+        raise KeyError("algorithm")
+
+    with pytest.raises(KeyError):
+        of_algorithm()._run_algorithm(algorithm, InMemoryLightningStore(), event, failures)
+
+    assert event.is_set()
+    assert failures is None or isinstance(failures.get_nowait(), KeyError)
+
+
 def test_a_side_that_is_cancelled_from_within_is_no_failure() -> None:
     event = ThreadingEvent()
 
@@ -267,6 +296,6 @@ def test_a_side_that_is_cancelled_from_within_is_no_failure() -> None:
 
     failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
-    of_algorithm()._run_side(runner, (InMemoryLightningStore(), 0), event, failures)
+    of_algorithm()._run_runner(runner, InMemoryLightningStore(), 0, event, failures)
 
     assert failures.empty()

@@ -5,6 +5,7 @@ import logging
 import math
 import socket
 import time
+from collections import Counter
 from typing import Any
 
 import aiohttp
@@ -62,6 +63,26 @@ async def test_unhealthy_server_is_asked_only_for_its_health(scripted: Any, conn
     with pytest.raises(aiohttp.ClientResponseError):
         await connect(address, health_retry_delays=(0.0, 0.0)).statistics()
     assert counts == {"/v1/agl/statistics": 1, "/health": 3}
+
+
+async def test_requests_go_through_get_and_post_of_the_session(
+    serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, used = await serve(), Counter[str]()
+    for verb in ("get", "post"):
+        original = getattr(aiohttp.ClientSession, verb)
+
+        def counted(self: Any, *args: Any, verb: str = verb, original: Any = original, **kwargs: Any) -> Any:
+            used[verb] += 1
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(aiohttp.ClientSession, verb, counted)
+    client = connect(server.endpoint)
+
+    await client.enqueue_rollout("a", rollout_id="r")
+    await client.get_rollout_by_id("r")
+
+    assert used == {"post": 1, "get": 1}
 
 
 # ---------------------------------------------------------------------- outages

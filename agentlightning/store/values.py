@@ -26,7 +26,6 @@ _BYTES_OF_A_ROLLOUT = 2300
 _BYTES_OF_A_NUMBER = 32
 _BYTES_OF_A_STRING = 56  # and one for each ASCII letter
 _LARGEST_NUMBER_KEPT_ONCE = 256  # by the interpreter, for the whole process
-_SAMPLED_NUMBERS = 4
 _MOST_ID_CHARACTERS = 64
 _WORST_GROWTH = 12
 """How many times the weight of a span its JSON may be: a control character of a name has half a byte of weight, and six
@@ -66,7 +65,7 @@ def _check_json(value: object, where: str) -> None:
             _check_text(key, where)
             _check_json(item, f"{where}[{key!r}]")
     elif isinstance(value, (list, tuple)):
-        if not _are_storable_numbers(value):
+        if _storable_sum(value) is None:
             for index, item in enumerate(value):
                 _check_json(item, f"{where}[{index}]")
     else:
@@ -132,12 +131,12 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
-def _are_storable_numbers(values: Sequence[object]) -> bool:
-    """Whether they are numbers and JSON holds them all; a quick answer, which for odd ones may be a wrong no."""
+def _storable_sum(values: Sequence[object]) -> float | None:
+    """The sum of numbers that JSON holds all; a quick answer, which for odd ones may be a wrong None."""
     total = sum_of_numbers(values)
     if type(total) is float:
-        return math.isfinite(total)
-    return total is not None and _SMALLEST_INTEGER <= total <= _LARGEST_INTEGER
+        return total if math.isfinite(total) else None
+    return total if total is not None and _SMALLEST_INTEGER <= total <= _LARGEST_INTEGER else None
 
 
 def _check_text(text: str, where: str) -> None:
@@ -180,8 +179,9 @@ def weigh_value(value: Any) -> int:
     if kind is dict:
         return sys.getsizeof(value) + sum(map(weigh_value, value)) + sum(map(weigh_value, value.values()))
     if kind is list or kind is tuple:
-        if sum_of_numbers(value) is not None:
-            return _weigh_numbers(value)
+        total = sum_of_numbers(value)
+        if total is not None:
+            return _weigh_numbers(value, total)
         return sys.getsizeof(value) + sum(map(weigh_value, value))
     if kind is set:
         return sys.getsizeof(value) + sum(map(weigh_value, value))
@@ -192,17 +192,11 @@ def weigh_value(value: Any) -> int:
     return sys.getsizeof(value, 0)
 
 
-def _weigh_numbers(values: Sequence[Any]) -> int:
-    """Numbers in a list. A look at four of them tells how many are objects of their own."""
+def _weigh_numbers(values: Sequence[object], total: float) -> int:
+    """Numbers in a list; by their mean, all are small ones that Python keeps once, or each is an object of its own."""
     count = len(values)
-    size = sys.getsizeof(values)
-    if not count:
-        return size
-    apart = 0
-    for value in (values[0], values[count // 3], values[2 * count // 3], values[-1]):
-        if value > _LARGEST_NUMBER_KEPT_ONCE or type(value) is float:
-            apart += 1
-    return size + _BYTES_OF_A_NUMBER * count * apart // _SAMPLED_NUMBERS
+    is_apart = type(total) is float or total > _LARGEST_NUMBER_KEPT_ONCE * count
+    return sys.getsizeof(values) + (_BYTES_OF_A_NUMBER * count if is_apart else 0)
 
 
 # ---------------------------------------------------------------------- spans
@@ -256,8 +250,8 @@ def _weigh_attributes(attributes: Mapping[str, Any], span_name: str) -> int:
             size += _BYTES_OF_A_STRING + len(value)
         elif kind is float and math.isfinite(value):
             size += _BYTES_OF_A_NUMBER
-        elif kind is list and _are_storable_numbers(value):
-            size += _weigh_numbers(value)
+        elif kind is list and (total := _storable_sum(value)) is not None:
+            size += _weigh_numbers(value, total)
         elif kind is int and _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER:
             size += _BYTES_OF_A_NUMBER if value > _LARGEST_NUMBER_KEPT_ONCE else 0
         elif kind is not bool:

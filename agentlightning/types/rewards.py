@@ -108,8 +108,11 @@ def is_reward_scope(span: Described) -> bool:
 
 def final_reward_of(spans: Iterable[Described]) -> float | None:
     """The last reward, in the order given."""
-    values = (reward_value_of(span) for span in reversed([*spans]))
-    return next((value for value in values if value is not None), None)
+    for span in reversed([*spans]):
+        value = reward_value_of(span)
+        if value is not None:
+            return value
+    return None
 
 
 def named_rewards_of(spans: Iterable[Described]) -> dict[str, float]:

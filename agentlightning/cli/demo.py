@@ -37,8 +37,8 @@ TASKS_PER_STEP: Final = {1: 16, 2: 12, 3: 10}
 TEMPERATURE: Final = 1.0
 """Of training and of every measurement."""
 TARGET: Final = 0.97
-EPOCHS, MINIBATCHES = 2, 4
-"""Eight optimiser steps of a batch, not two: to learn from a rollout again costs far less than another rollout."""
+EPOCHS: Final = 2
+"""To learn from a rollout again costs far less than another rollout."""
 ANSWERS, RANDOM = "answers", "random"
 MOST_STEPS: Final = {ANSWERS: 120, RANDOM: 30}
 """By the reward; random ones never reach the target."""
@@ -171,7 +171,7 @@ def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
         temperature=TEMPERATURE,
         validation_temperature=TEMPERATURE,
         seed=arguments.seed,
-        learning=LearnerSettings(seed=arguments.seed, epochs=EPOCHS, minibatches=MINIBATCHES),
+        learning=LearnerSettings(seed=arguments.seed, epochs=EPOCHS),
         output=folder / "model",
         checkpoints=folder / CHECKPOINTS,
         resume=arguments.resume,

@@ -119,7 +119,7 @@ def timed(options: argparse.Namespace) -> Any:
                 target_reward=demo.TARGET,
                 temperature=demo.TEMPERATURE,
                 validation_temperature=demo.TEMPERATURE,
-                learning=LearnerSettings(seed=options.seed, epochs=demo.EPOCHS, minibatches=demo.MINIBATCHES),
+                learning=LearnerSettings(seed=options.seed, epochs=demo.EPOCHS),
                 validate_every=VALIDATE_EVERY,
                 sentinel=demo.PhaseSentinel(demo.load_example()),
             )

@@ -32,7 +32,7 @@ def main() -> None:
         tasks_per_step=10,
         steps=options.steps,
         target_reward=0.97,
-        learning=LearnerSettings(epochs=2, minibatches=4),  # cheaper than more rollouts
+        learning=LearnerSettings(epochs=2),  # cheaper than more rollouts
         validate_every=10,
         validation_temperature=1.0,  # as in training
         output=options.folder / "model",

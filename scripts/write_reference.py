@@ -145,9 +145,20 @@ def routes_page(document: Mapping[str, Any]) -> str:
         page += [f"## {group.capitalize()}", "", *lines]
     page += ["## Paths of the 0.2 release", "", "They do what the operation of this name does.", ""]
     page += ["| route | operation |", "| --- | --- |", *older, "", "## Objects", ""]
-    for name, schema in document["components"]["schemas"].items():
+    objects = {**document["components"]["schemas"], **inline_objects(document)}
+    for name, schema in sorted(objects.items()):
         page += [f"### {name}", "", schema.get("description", "").split("\n\n")[0], "", *object_lines(schema)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(page)).rstrip() + "\n"
+
+
+def inline_objects(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects with a name that one route alone answers with, so that they stand there and not among the components."""
+    routes = [route for verbs in document["paths"].values() for route in verbs.values()]
+    contents = [response.get("content", {}) for route in routes for response in route["responses"].values()]
+    schemas = [one["schema"] for content in contents for one in content.values() if "schema" in one]
+    return {
+        one["title"]: one for one in schemas if type_of(one) == f"[{one.get('title')}](#{one.get('title', '').lower()})"
+    }
 
 
 def route_lines(route: Mapping[str, Any]) -> Iterator[str]:

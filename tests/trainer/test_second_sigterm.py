@@ -14,7 +14,8 @@ from agentlightning.trainer.control import stopped_by_sigterm
 
 async def block():
     print("ready", flush=True)
-    time.sleep(60)
+    while True:  # Python sees a signal that comes just before a sleep when the sleep is over
+        time.sleep(0.05)
 
 async def spin():
     print("ready", flush=True)

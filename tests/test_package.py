@@ -96,7 +96,7 @@ def test_importing_pulls_in_nothing_heavy() -> None:
 
 
 def test_importing_is_quick() -> None:
-    code = "import time; b = time.perf_counter(); import agentlightning; print(time.perf_counter() - b)"
+    code = "import time; b = time.process_time(); import agentlightning; print(time.process_time() - b)"
     assert min(float(run_python(code)) for _ in range(3)) < LONGEST_IMPORT_SECONDS
 
 

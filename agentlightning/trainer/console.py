@@ -83,6 +83,7 @@ class Console:
         self._progress = Progress(time.monotonic())
         self._finished_before: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_listening = asyncio.Event()
         self._is_ending = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -91,7 +92,9 @@ class Console:
                 asyncio.create_task(self._guarded(work, self._view), name="console")
                 for work in (self._follow, self._show)
             ]
-            await asyncio.sleep(0)  # so that it listens before the training begins
+            listening = asyncio.create_task(self._is_listening.wait())  # before the training begins
+            await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            listening.cancel()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -143,6 +146,7 @@ class Console:
         notices = self._store.subscribe(["rollout"] if self._run_id is None else ["rollout", "metrics"])
         try:
             await self._query_counts(is_start=True)
+            self._is_listening.set()
             await self._count(notices)
         finally:
             close = getattr(notices, "aclose", None)

@@ -45,6 +45,7 @@ class FaultyProxy:
         self.last_sent: tuple[_Connection, bytes] | None = None
         self.may_reply = asyncio.Event()
         self.may_reply.set()
+        self.holds_reply = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -88,6 +89,7 @@ class FaultyProxy:
     def hold_replies(self) -> None:
         """Let requests through and keep the replies."""
         self.may_reply.clear()
+        self.holds_reply.clear()
 
     def release_replies(self) -> None:
         self.may_reply.set()
@@ -252,6 +254,7 @@ class _Connection:
         if self.is_frozen:
             await asyncio.Event().wait()
         if writer is self._writer:
+            self._proxy.holds_reply.set()
             await self._proxy.may_reply.wait()
         else:
             self._proxy.last_sent = (self, message)

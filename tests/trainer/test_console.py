@@ -11,7 +11,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.trainer import console as console_module
-from agentlightning.trainer.console import SAMPLES_PER_REFRESH, Console
+from agentlightning.trainer.console import SAMPLES_PER_REFRESH, SETTLE_SECONDS, Console
 from agentlightning.trainer.progress import UNREAD_ROLLOUTS, Failure, Figures, Sample
 from agentlightning.trainer.views import View
 from agentlightning.types import AttemptedRollout, AttemptStatus, MetricPoint, Notice, NoticeKind, RolloutConfig, Span
@@ -183,6 +183,20 @@ async def test_the_summary_is_complete_however_short_the_training(tmp_path: Any)
         "is_estimate": False,
     }
     assert [failure.message for failure in view.failures] == ["ValueError: no  [31manswer"]
+
+
+async def test_a_training_begins_when_what_was_before_it_is_counted() -> None:
+    class SlowStore(InMemoryLightningStore):
+        async def query_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(2 * SETTLE_SECONDS)
+            return await super().query_rollouts(*args, **kwargs)
+
+    store = SlowStore()
+    async with Console(Recorder(), store) as console:
+        await finish(store, reward=1.0)
+        summary = await console.summary()
+
+    assert (summary["rollouts"], summary["reward_mean"]) == ({"succeeded": 1}, 1.0)
 
 
 async def test_metrics_of_the_run_are_shown_and_of_no_other() -> None:

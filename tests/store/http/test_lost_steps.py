@@ -132,6 +132,7 @@ async def test_impatient_reader_loses_no_notice(transport: Any) -> None:
         notices: Any = client.subscribe(["rollout"])
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(notices.__anext__(), 0.2)
+        await proxy.holds_reply.wait()
         await store.enqueue_rollout("a", rollout_id="r")
         proxy.release_replies()
 

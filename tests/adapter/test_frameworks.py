@@ -44,6 +44,7 @@ def test_the_framework_of_a_trace(attributes: dict[str, Any], framework: Framewo
     assert isinstance(auto_adapter(spans), TraceToTripletBase)
 
 
+@pytest.mark.claim(296)
 def test_proxy_spans_are_read_as_such_where_no_tracer_saw_the_calls() -> None:
     proxied = [span("p", name="litellm_request")]
 

@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace import ReadableSpan
 import agentlightning as agl
 from agentlightning.adapter import Transition, auto_adapter, detect_framework, read_jsonl, write_jsonl
 from agentlightning.adapter.frameworks import Framework
-from agentlightning.adapter.triplet import TraceToTripletBase
 from agentlightning.events import (
     AgentEvent,
     AgentReply,
@@ -71,6 +70,14 @@ async def _traced(body: Any) -> list[Span]:
 def _span(name: str, attributes: dict[str, Any], **fields: Any) -> Span:
     owner = {"rollout_id": "ro-1", "attempt_id": "at-1", "sequence_id": 1}
     return Span.from_attributes(name=name, attributes=attributes, **{**owner, **fields})
+
+
+_CALL = {
+    "gen_ai.request.model": "m",
+    "prompt_token_ids": [1, 2],
+    "response_token_ids": [3],
+    "gen_ai.response.id": "r-1",
+}
 
 
 # ------------------------------------------------------------------ emission
@@ -269,12 +276,19 @@ def test_a_framework_is_recognised_by_its_spans(name: str, framework: Framework)
 
 
 @pytest.mark.claim(296, 297)
-@pytest.mark.parametrize("name", ["crewai.task.description", "langchain.node", "recipient_agent_type", "other"])
-def test_an_adapter_is_chosen_for_a_trace_and_all_are_alike(name: str) -> None:
-    adapter = auto_adapter([_span("step", {name: "x"})])
+@pytest.mark.parametrize(
+    "name", ["crewai.agent.role", "langchain.chain.type", "recipient_agent_type", "agent.name", "gen_ai.agent.name"]
+)
+def test_an_adapter_is_chosen_that_reads_the_calls_of_a_trace_and_whose_they_are(name: str) -> None:
+    spans = [
+        _span("step", {name: "solver"}, span_id="a", start_time=0.0, end_time=4.0),
+        _span("openai.chat.completion", _CALL, span_id="b", parent_id="a", start_time=1.0, end_time=2.0, sequence_id=2),
+    ]
 
-    assert isinstance(adapter, TraceToTripletBase)
+    adapter = auto_adapter(spans)
+
     assert isinstance(adapter, agl.TraceAdapter)
+    assert [triplet.metadata["agent_name"] for triplet in adapter.adapt(spans)] == ["solver"]
 
 
 @pytest.mark.claim(297, 377)
@@ -300,13 +314,6 @@ async def test_an_adapter_is_given_the_spans_of_each_trace() -> None:
 
 
 # ------------------------------------------------------------------ selected agents
-
-_CALL = {
-    "gen_ai.request.model": "m",
-    "prompt_token_ids": [1, 2],
-    "response_token_ids": [3],
-    "gen_ai.response.id": "r-1",
-}
 
 
 def _two_agents() -> list[Span]:

@@ -556,17 +556,34 @@ def test_rollout_reads_the_signature() -> None:
 
 
 @pytest.mark.claim(511)
-@pytest.mark.parametrize("kind", ["llm", "prompt", "response"])
-def test_a_decorated_agent_may_return_anything(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "output"),
+    [("llm", MODEL.endpoint), ("prompt", "Say hello"), ("response", MODEL.model_dump(exclude_none=True))],
+    ids=["llm", "prompt", "response"],
+)
+def test_a_decorated_agent_may_return_anything(kind: str, output: Any) -> None:
     @rollout
     def agent(task: str, llm: LLM) -> Any:
-        return {"llm": llm.endpoint, "prompt": PROMPT.format(word=task), "response": LLM(endpoint="e", model="m")}[kind]
+        return {"llm": llm.endpoint, "prompt": PROMPT.format(word=task), "response": MODEL}[kind]
 
     done, spans = _stepped(agent, "hello")
 
-    assert done.status == "succeeded"
-    assert done.output is not None
+    assert (done.status, done.output) == ("succeeded", output)
     assert agl.find_final_reward(spans) is None
+
+
+@pytest.mark.claim(503)
+def test_shared_memory_spares_a_row_the_way_through_json() -> None:
+    seen: list[Any] = []
+
+    @rollout
+    def agent(task: Any) -> float:
+        seen.append(task)
+        return 1.0
+
+    Trainer(algorithm=agl.Baseline(), strategy="shm", progress="off").fit(agent, [{"set": {1, 2}}])
+
+    assert seen == [{"set": {1, 2}}]
 
 
 @pytest.mark.claim(512)

@@ -223,9 +223,11 @@ async def test_resources_that_are_written_again_reach_the_next_rollout() -> None
 async def test_a_checkpoint_is_published_as_the_name_of_a_model() -> None:
     store = InMemoryLightningStore()
 
-    update = await store.add_resources({"llm": LLM(endpoint="http://localhost:1/v1", model="checkpoints/step-3")})
+    await store.add_resources({"llm": LLM(endpoint="http://localhost:1/v1", model="checkpoints/step-3")})
 
-    assert json.loads(update.model_dump_json())["resources"]["llm"]["model"] == "checkpoints/step-3"
+    latest = await store.get_latest_resources()
+    assert latest is not None
+    assert json.loads(latest.model_dump_json())["resources"]["llm"]["model"] == "checkpoints/step-3"
 
 
 @pytest.mark.claim(299)

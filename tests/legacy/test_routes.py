@@ -88,6 +88,7 @@ def test_a_server_without_state_answers_503(server: AgentLightningServer, method
 
 
 @pytest.mark.usefixtures("not_started")
+@pytest.mark.claim(453)
 def test_a_server_without_state_has_no_task(server: AgentLightningServer) -> None:
     assert send(server, "GET", "/task").json() == {"is_available": False, "task": None}
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -154,10 +155,10 @@ async def test_data_move_from_the_old_to_the_new(tmp_path: Path) -> None:
     await import_store(new, export_store_to)
 
     moved = await new.get_rollout_by_id(queued)
-    statistics = await new.statistics()
+    counts = await new.statistics()
     assert moved is not None
     assert moved.input == "task"
-    assert statistics["total_rollouts"] == 1
+    assert counts["total_rollouts"] == 1
     await new.close()
 
 
@@ -232,27 +233,27 @@ async def test_a_checkpoint_is_published_as_the_name_of_a_model() -> None:
 
 @pytest.mark.claim(299)
 async def test_tracing_adds_little_to_a_model_call(stub_model: StubModel) -> None:
-    """Seconds of the processor, with and without a tracer in turns; the best of each counts. It is about a sixth."""
+    """Seconds of the processor, with and without a tracer in turns; the median of the ratios counts, about 1.2."""
     client = openai.OpenAI(base_url=f"{stub_model.url}/v1", api_key="none")
     store, tracer = InMemoryLightningStore(), OtelTracer()
     started = await store.start_rollout("task")
     place = {"rollout_id": started.rollout_id, "attempt_id": started.attempt.attempt_id}
-    plain, traced = [], []
+    ratios = []
 
     def call() -> None:
-        for _ in range(20):
+        for _ in range(5):
             client.chat.completions.create(model="stub-model", messages=[{"role": "user", "content": "hello"}])
 
-    for _ in range(5):
+    for _ in range(20):
         began = time.process_time()
         call()
-        plain.append(time.process_time() - began)
+        plain = time.process_time() - began
         with tracer.lifespan(store):
             began = time.process_time()
             async with tracer.trace_context("trace", store=store, **place):
                 call()
-            traced.append(time.process_time() - began)
+            ratios.append((time.process_time() - began) / plain)
     client.close()
 
     assert len(await store.query_spans(started.rollout_id)) == 100
-    assert min(traced) < 1.75 * min(plain)
+    assert statistics.median(ratios) < 1.75

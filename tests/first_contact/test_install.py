@@ -126,6 +126,13 @@ def test_no_text_gives_an_extra_under_the_name_of_the_other_project() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("extra", ["train", "hf"])
+def test_no_extra_takes_a_torch_that_runs_the_code_of_a_checkpoint(extra: str) -> None:
+    (torch,) = [found for text in EXTRAS[extra] if (found := Requirement(text)).name == "torch"]
+
+    assert not torch.specifier.contains("2.9.1")  # CVE-2025-32434, CVE-2026-24747
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * PIP_SECONDS)
 def test_pip_accepts_every_install_line() -> None:

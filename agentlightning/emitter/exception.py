@@ -7,7 +7,7 @@ from typing import Any
 from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
 from agentlightning.emitter.utils import get_tracer
 from agentlightning.semconv import AGL_EXCEPTION
-from agentlightning.utils.otel import format_exception_attributes
+from agentlightning.utils.otel import format_exception_attributes, showable
 
 __all__ = ["emit_exception"]
 
@@ -28,4 +28,4 @@ def emit_exception(
         logger.error("Expected an BaseException instance, not a %s; it is not recorded.", type(given).__name__)
         return None
     noted = {**user_attributes(attributes), **format_exception_attributes(exception)}
-    return emit(AGL_EXCEPTION, noted, get_tracer, propagate=propagate, exception=exception)
+    return emit(AGL_EXCEPTION, noted, get_tracer, propagate=propagate, exception=showable(exception))

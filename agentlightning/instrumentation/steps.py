@@ -24,7 +24,7 @@ from agentlightning.instrumentation.otel_internals import is_suppressed, set_att
 from agentlightning.instrumentation.patch import Patch, PatchedCall
 from agentlightning.types.agents import agent_name
 from agentlightning.utils.log_failures import log_failures
-from agentlightning.utils.otel import SCOPE_NAME
+from agentlightning.utils.otel import SCOPE_NAME, showable
 
 __all__ = [
     "Step",
@@ -114,6 +114,7 @@ class Step:
         """Leave, note the error if there was one, and end; harmless the second time."""
         self.leave()
         if isinstance(error, BaseException):
+            error = showable(error)
             self.span.record_exception(error)
             error = f"{type(error).__name__}: {error}"
         if error is not None:

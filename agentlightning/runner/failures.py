@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.utils.clipped_text import printable
+from agentlightning.utils.otel import showable
 
 __all__ = ["FailureLog", "FailureNote", "agent_traceback"]
 
@@ -49,11 +50,7 @@ class FailureNote:
     @classmethod
     def of(cls, error: BaseException) -> "FailureNote":
         text = "".join(traceback.format_exception(type(error), error, agent_traceback(error)))
-        try:
-            message = str(error)
-        except Exception as reason:  # noqa: BLE001 # the agent's own exception, which may do anything
-            message = f"<its text cannot be shown: {type(reason).__name__}>"
-        return cls(type(error).__name__, message[:LONGEST_TEXT], text[-LONGEST_TEXT:])
+        return cls(type(error).__name__, str(showable(error))[:LONGEST_TEXT], text[-LONGEST_TEXT:])
 
     @classmethod
     def read(cls, metadata: Mapping[str, object] | None) -> "FailureNote | None":

@@ -57,6 +57,5 @@ class DummyTracer(RecordingTracer):
             self._keep(readable_span(recording.end(end_time)))
 
     def _keep(self, span: ReadableSpan) -> None:
-        binding = binding_here()
-        if binding is not None and binding.tracer is self:
+        if (binding := binding_here()) is not None and binding.tracer is self:
             binding.finish(span)

@@ -170,8 +170,7 @@ class RolloutSpanProcessor(SpanProcessor):
                 self.binding_by_span.pop(oldest).recorder.losses.add("the span was never ended")
 
     def on_end(self, span: ReadableSpan) -> None:
-        context = span.context
-        if context is None:
+        if (context := span.context) is None:
             return
         binding = self.binding_by_span.pop(context.span_id, None)
         if binding is not None and context.trace_flags.sampled:

@@ -15,7 +15,7 @@ from agentlightning.store.copies import replaced
 from agentlightning.types import Attributes, Span, SpanCoreFields, StatusCode, TraceStatus
 from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import convert_timestamp
-from agentlightning.utils.otel import format_exception_attributes, sanitize_attributes
+from agentlightning.utils.otel import format_exception_attributes, sanitize_attributes, showable
 
 _NANOSECONDS: Final = 10**9
 MOST_PATTERNS: Final = 64
@@ -72,9 +72,13 @@ def operation(
 ) -> "Iterator[OtelRecording]":
     """A span around what happens inside; spans that begin there are its children."""
     span = tracer.start_span(name, attributes=dict(attributes or {}), start_time=nanoseconds(start_time))
+    recording = OtelRecording(span, name)
     try:
-        with trace.use_span(span, record_exception=True, set_status_on_exception=True):
-            yield OtelRecording(span, name)
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            yield recording
+    except Exception as error:
+        recording.record_exception(error)
+        raise
     finally:
         span.end(nanoseconds(end_time))
 
@@ -87,6 +91,7 @@ class OtelRecording:
         self._name = name
 
     def record_exception(self, exception: BaseException) -> None:
+        exception = showable(exception)
         self.span.record_exception(exception)
         self.span.set_status(trace.StatusCode.ERROR, f"{type(exception).__name__}: {exception}")
 
@@ -97,9 +102,8 @@ class OtelRecording:
         self.span.set_status(trace.StatusCode[status_code], description)
 
     def get_recorded_span(self) -> SpanCoreFields:
-        if isinstance(self.span, ReadableSpan):
-            return core_fields_of(self.span)
-        return SyntheticRecording(self._name, {}).end()
+        span = self.span
+        return core_fields_of(span) if isinstance(span, ReadableSpan) else SyntheticRecording(self._name, {}).end()
 
 
 # ---------------------------------------------------------------------- by hand
@@ -144,7 +148,7 @@ class SyntheticRecording:
 
     def record_exception(self, exception: BaseException) -> None:
         self._span.attributes |= format_exception_attributes(exception)
-        self.record_status("ERROR", f"{type(exception).__name__}: {exception}")
+        self.record_status("ERROR", f"{type(exception).__name__}: {showable(exception)}")
 
     def record_attributes(self, attributes: Attributes) -> None:
         self._span.attributes |= sanitize_attributes(attributes)

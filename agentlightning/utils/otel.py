@@ -197,9 +197,8 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
             except (ValueError, OverflowError) as error:
                 raise ValueError(f"Attribute '{key}': {error}") from error
         elif not isinstance(value, _SCALARS):
-            raise ValueError(
-                f"Attribute '{key}' is of type {type(value).__name__}; use a string, bool, number, or a list of one."
-            )
+            kind = type(value).__name__
+            raise ValueError(f"Attribute '{key}' is of type {kind}; use a string, bool, number, or a list of one.")
 
 
 # ---------------------------------------------------------------------- tags and links
@@ -233,10 +232,8 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, str]:
 def extract_links_from_attributes(attributes: Mapping[str, object]) -> list[LinkPydanticModel]:
     """The links of a span; empty if it has none."""
     links = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.LINK.value)
-    if not isinstance(links, list):
-        if links:
-            raise ValueError(f"Links must be counted from 0; these are counted {', '.join(links)}.")
-        return []
+    if links and not isinstance(links, list):
+        raise ValueError(f"Links must be counted from 0; these are counted {', '.join(links)}.")
     try:
         return [LinkPydanticModel.model_validate(link) for link in links]
     except ValidationError as error:
@@ -252,17 +249,14 @@ def _matches(span: Any, link: LinkPydanticModel) -> bool:
     attributes = span.attributes or {}
     if link.key_match in attributes:
         return str(attributes[link.key_match]) == link.value_match
-    if link.key_match in ("trace_id", "span_id"):
-        return _hex_id(span, link.key_match) == link.value_match
-    return False
+    return link.key_match in ("trace_id", "span_id") and _hex_id(span, link.key_match) == link.value_match
 
 
 def _hex_id(span: Any, name: str) -> str | None:
     """An id as text, of our spans and of OpenTelemetry's."""
     if isinstance(own := getattr(span, name, None), str):
         return own
-    context = span.get_span_context()
-    if context is None:
+    if (context := span.get_span_context()) is None:
         return None
     return trace.format_trace_id(context.trace_id) if name == "trace_id" else trace.format_span_id(context.span_id)
 
@@ -270,17 +264,23 @@ def _hex_id(span: Any, name: str) -> str | None:
 # ---------------------------------------------------------------------- exceptions and names
 
 
+def showable(exception: BaseException) -> BaseException:
+    """The exception; for one whose own text cannot be made, another of its name and place that says so."""
+    try:
+        str(exception)
+    except Exception as error:  # noqa: BLE001 # code of the exception's class, which may do anything
+        kind = type(type(exception).__name__, (Exception,), {"__module__": type(exception).__module__})
+        shown: Exception = kind(f"<its text cannot be shown: {type(error).__name__}>")
+        return shown.with_traceback(exception.__traceback__)
+    return exception
+
+
 def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
     """An exception under the keys of OpenTelemetry's conventions; the stack trace only if there is one."""
-    stacktrace = "".join(traceback.format_exception(type(exception), exception, exception.__traceback__))
-    attributes: dict[str, Any] = {
-        "exception.type": type(exception).__name__,
-        "exception.message": str(exception),
-        "exception.escaped": True,
-    }
-    if stacktrace.strip():
-        attributes["exception.stacktrace"] = stacktrace
-    return attributes
+    shown = showable(exception)
+    stacktrace = "".join(traceback.format_exception(type(shown), shown, shown.__traceback__))
+    named = {"exception.type": type(shown).__name__, "exception.message": str(shown), "exception.escaped": True}
+    return {**named, "exception.stacktrace": stacktrace} if stacktrace.strip() else named
 
 
 def full_qualified_name(obj: object) -> str:

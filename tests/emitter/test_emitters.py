@@ -144,6 +144,19 @@ def test_an_exception_is_written_with_its_stack(trace: Recorder) -> None:
     assert "raise KeyError" in attributes["exception.stacktrace"]
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_without_a_text_is_written_all_the_same(trace: Recorder) -> None:
+    emit_exception(Unspeakable())
+
+    attributes = only(trace)
+    assert attributes["exception.type"] == "Unspeakable"
+    assert attributes["exception.message"] == "<its text cannot be shown: RuntimeError>"
+
+
 @pytest.mark.parametrize(
     ("emit", "value", "told"),
     [

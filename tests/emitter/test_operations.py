@@ -66,6 +66,18 @@ def test_an_exception_passes_through_and_is_noted(trace: Recorder) -> None:
     assert span.status.status_code.name == "ERROR"
 
 
+def test_an_exception_without_a_text_leaves_an_operation_as_it_came(trace: Recorder) -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(Unspeakable), operation(name="speak"):
+        raise Unspeakable
+
+    (span,) = trace.spans()
+    assert span.status.description == "Unspeakable: <its text cannot be shown: RuntimeError>"
+
+
 def test_an_operation_that_is_not_propagated_is_sent_nowhere(trace: Recorder) -> None:
     with operation(name="aside", propagate=False) as aside:
         aside.set_output(1)

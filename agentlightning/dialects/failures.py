@@ -99,6 +99,11 @@ def failure_of(dialect: DialectName, status: int, body: bytes) -> Failure:
     )
 
 
+def is_error_event(event: JsonMapping) -> bool:
+    """Whether an event of a stream reports an error; some servers send the error as the event, without a key for it."""
+    return bool(event.get("error")) or "error" in (event.get("object"), event.get("type"))
+
+
 def failure_in_stream(dialect: DialectName, data: bytes) -> Failure:
     """What an error event within a stream says; its status is guessed from the error's type and code."""
     error = _error_in(_json(data))

@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from agentlightning.dialects import DIALECTS
-from agentlightning.dialects.failures import BackendStreamError, Failure, failure_in_stream
+from agentlightning.dialects.failures import BackendStreamError, Failure, failure_in_stream, is_error_event
 from agentlightning.dialects.sse import InvalidStream, ServerSentEvent, SseParser
 from agentlightning.dialects.token_fields import is_unasked_usage_chunk, without_unasked
 from agentlightning.errors import ProxyError
@@ -189,7 +189,7 @@ class StreamRelay:
         if not isinstance(content, dict):
             raise InvalidStream(f"The backend's stream holds an event that is no object: {data[:200]!r}")
         kind = content.get("type")
-        if kind == "error" or (kind is None and content.get("error")):
+        if is_error_event(content):
             raise BackendStreamError(failure_in_stream(dialect, data))
         if kind == "message_stop" or kind in _LAST_RESPONSE_EVENTS:
             self.is_over = True

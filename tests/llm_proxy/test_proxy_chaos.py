@@ -102,6 +102,7 @@ def test_answer_that_is_none() -> None:
         assert words in (call.error or "")
 
 
+BARE_ERROR = b'data: {"object": "error", "message": "out of luck", "type": "ServerError", "code": 500}\n\n'
 STREAMS: list[tuple[str, Handler, str]] = [
     ("close after an event", sent(STREAM_HEAD, chunk(event("fi"))), "broke off"),
     ("hang after an event", then_hang(STREAM_HEAD, chunk(event("fi"))), "fell silent for 0.3 s"),
@@ -112,6 +113,7 @@ STREAMS: list[tuple[str, Handler, str]] = [
     ("no object", streamed(event("fi"), b"data: 17\n\n"), "no object"),
     ("a page within", streamed(event("fi"), b"data: " + PAGE + b"\n\n"), "not JSON"),
     ("an error", streamed(event("fi"), b'data: {"error": {"message": "out of luck", "code": 500}}\n\n'), "out of luck"),
+    ("an error as the event", streamed(event("fi"), BARE_ERROR, DONE), "out of luck"),
     ("an error at once", streamed(event("fi") + b'data: {"error": {"message": "out of luck"}}\n\n'), "out of luck"),
 ]
 

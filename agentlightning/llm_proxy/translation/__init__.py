@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from agentlightning.dialects import DialectName, JsonObject, chat, messages, responses
-from agentlightning.dialects.failures import BackendStreamError, failure_in_stream
+from agentlightning.dialects.failures import BackendStreamError, failure_in_stream, is_error_event
 from agentlightning.dialects.output import ModelOutput, StreamReader, StreamWriter
 from agentlightning.dialects.sse import InvalidStream, ServerSentEvent
 from agentlightning.errors import ProxyError
@@ -131,7 +131,7 @@ class StreamTranslation:
             BackendStreamError: The event is the report of an error.
             InvalidStream: The event is not one of the backend's dialect.
         """
-        if event.get("error") or event.get("object") == "error" or event.get("type") in ("error", "response.failed"):
+        if is_error_event(event) or event.get("type") == "response.failed":
             raise BackendStreamError(failure_in_stream(self._backend, orjson.dumps(event)))
         try:
             self._reader.read(event)

@@ -11,11 +11,12 @@ import json
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, most_tokens_read
 from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.llm_proxy.backends.call_state import retry_after_seconds
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
 
@@ -183,13 +184,3 @@ def _delay(error: Exception, number: int) -> float | None:
         return wanted if wanted <= MOST_PATIENCE_SECONDS else None
     delay: float = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (number - 1))
     return delay * random.uniform(0.75, 1.25)
-
-
-def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """How long a server asks to wait, in either of the headers that say so; None if it does not, or gives a date."""
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            return max(0.0, float(headers.get(name, "")) * unit)
-        except ValueError:
-            continue
-    return None

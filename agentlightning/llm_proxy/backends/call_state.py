@@ -3,6 +3,7 @@
 Also the rules over statuses and headers that decide whether a call is tried again, and when.
 """
 
+import contextlib
 import email.utils
 import hashlib
 import math
@@ -197,13 +198,18 @@ def requested_hold_seconds(status: int, headers: Mapping[str, str]) -> float:
     """How long an overloaded backend wants no calls; 0 if it does not say."""
     if status not in _OVERLOADED:
         return 0.0
+    return min(retry_after_seconds(headers) or 0.0, LONGEST_HOLD_SECONDS)
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """How long a server asks to wait, in seconds, milliseconds or by a date; None if it does not say."""
     text = headers.get("retry-after", "")
+    for value, unit in ((headers.get("retry-after-ms", ""), 1e-3), (text, 1.0)):
+        with contextlib.suppress(ValueError):
+            return max(0.0, float(value) * unit)  # 0 for what is not a number
     try:
-        seconds = float(headers["retry-after-ms"]) / 1000 if "retry-after-ms" in headers else float(text)
-    except ValueError:
-        try:
-            moment = email.utils.parsedate_to_datetime(text)
-        except (TypeError, ValueError):
-            return 0.0
-        seconds = (moment.replace(tzinfo=moment.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds()
-    return min(seconds, LONGEST_HOLD_SECONDS) if seconds > 0 else 0.0  # not a number is neither
+        moment = email.utils.parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    seconds = (moment.replace(tzinfo=moment.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds()
+    return max(0.0, seconds)

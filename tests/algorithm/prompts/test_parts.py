@@ -1,5 +1,7 @@
 """The optimiser's patience, and what makes a prompt unfit."""
 
+import time
+from email.utils import formatdate
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +44,12 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     assert await model.ask("m", [], 1.0) == "yes"
     assert waits == [3.0, 0.25]
     assert model.ledger.model_calls == 3
+
+
+async def test_a_rate_limit_that_ends_at_a_date_is_waited_for() -> None:
+    model, waits = optimiser(ApiError(429, retry_after=formatdate(time.time() + 300, usegmt=True)), "yes")
+    assert await model.ask("m", [], 1.0) == "yes"
+    assert waits == [pytest.approx(300.0, abs=60)]
 
 
 async def test_after_the_last_try_it_fails() -> None:

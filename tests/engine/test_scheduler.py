@@ -160,15 +160,21 @@ def test_what_cannot_be_done_is_said_to_its_caller_alone(
 
 
 def test_a_cancelled_request_ends_at_the_next_step_and_keeps_what_it_has(engine: InferenceEngine) -> None:
-    begun = threading.Event()
-    future = engine.submit([20], Sampling(max_new_tokens=90, min_new_tokens=90), on_token=lambda *_: begun.set())
+    begun, is_cancelled = threading.Event(), threading.Event()
+
+    def hold(*_: object) -> None:  # the first round, until the request is cancelled
+        begun.set()
+        assert is_cancelled.wait(PATIENCE_SECONDS)
+
+    future = engine.submit([20], Sampling(max_new_tokens=90, min_new_tokens=90), on_token=hold)
     assert begun.wait(PATIENCE_SECONDS)
 
     future.cancel()
+    is_cancelled.set()
 
     generation = future.result(PATIENCE_SECONDS)
-    assert generation.finish_reason in ("cancelled", "length")
-    assert len(generation.token_ids) == len(generation.logprobs) > 0
+    assert generation.finish_reason == "cancelled"
+    assert len(generation.token_ids) == len(generation.logprobs) == 2  # behind the prompt, and of the round's step
     assert engine.statistics()["running"] == 0
     assert future.cancel() is False
 

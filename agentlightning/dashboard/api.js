@@ -163,7 +163,8 @@ export async function follow({ kinds, concerns = () => true, mostSeconds = Infin
       state("live");
       await pause(Math.max(REST_MS, 3 * (performance.now() - began)), signal);
       for (changes = []; changes !== null && !changes.length; ) {
-        const heard = await get("notices", { kinds, after: cursor, wait: Math.min(WAIT_SECONDS, mostSeconds) }, signal);
+        const left = Math.max(0, mostSeconds - (performance.now() - began) / 1000);
+        const heard = await get("notices", { kinds, after: cursor, wait: Math.min(WAIT_SECONDS, left) }, signal);
         const isLate = performance.now() - began >= 1000 * mostSeconds;
         const isLost = isLate || heard.notices.some((notice) => notice.kind === "gap");
         changes = isLost ? null : heard.notices.filter(concerns);

@@ -27,6 +27,7 @@ const SORTS = {
 };
 const TASK_ROW = "agentlightning.task"; // where the metadata keep the other fields of a task
 const NAMES = ["status", "mode", ...Object.keys(TEXTS), ...Object.keys(NUMBERS), "group", "resources"];
+const FIRST_STATUSES = ["queuing", "preparing"]; // of a rollout that is queued, and of one that is begun at once
 const PAGE = 50;
 const TYPING_MS = 250; // after the last letter
 
@@ -64,7 +65,7 @@ async function changedRows(shown, notices, wanted, signal) {
   const ids = new Set(shown.map((one) => one.rollout_id));
   const isPlain = NAMES.every((name) => !wanted[name]) && ["", "start_time"].includes(wanted.sort);
   const named = [...new Set(notices.map((notice) => notice.rollout_id))];
-  const isNew = notices.some((notice) => !ids.has(notice.rollout_id) && notice.status === "queuing");
+  const isNew = notices.some((notice) => !ids.has(notice.rollout_id) && FIRST_STATUSES.includes(notice.status));
   if (!isPlain || !shown.length || (isNew && !wanted.page)) return null;
   const here = named.filter((id) => ids.has(id));
   if (!here.length) return [];

@@ -17,6 +17,8 @@ from tests.dashboard.conftest import Serve, finished
 
 SECRET = "a-master-token-of-some-length"
 LONGEST_LINE = 120
+SOON_SECONDS = 10.0
+"""Less than the time after which a page is refreshed anyway."""
 HIDDEN_MS = 2000
 """Longer than a page that is seen takes to show a change."""
 
@@ -179,6 +181,33 @@ async def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         await asyncio.sleep(LOOK_SECONDS)
+
+
+async def test_rollout_that_begins_past_the_queue_appears_at_once(page: Page, serve: Serve) -> None:
+    server = await serve()
+    await finished(server, "the first")
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts")
+    await page.until_text("the first", "tbody")
+    await until(lambda: server.app.service.waiting_calls == 1)
+
+    await finished(server, "the second")
+
+    await asyncio.wait_for(page.until_text("the second", "tbody"), SOON_SECONDS)
+
+
+async def test_page_waits_for_changes_no_longer_than_until_its_next_refresh(page: Page, serve: Serve) -> None:
+    server = await serve()
+    run, other = [await server.start_run(name) for name in ("shown", "other")]
+    await page.goto(f"{server.endpoint}/dashboard#/runs/{run.run_id}")
+    await until(lambda: server.app.service.waiting_calls == 1)
+    await page.ask("window.waits = [], window.ask = fetch, window.clock = performance.now.bind(performance)")
+    await page.ask("performance.now = () => clock() + 10000")  # of the 15 seconds after which it is refreshed
+    await page.ask("window.fetch = (url, ...more) => (waits.push(url.searchParams.get('wait')), ask(url, ...more))")
+
+    await server.add_metrics(other.run_id, 1, {"loss": 1.0})
+
+    await page.until("waits.length > 0")
+    assert 0 < float(await page.ask("waits[0]")) <= 5
 
 
 async def test_page_says_that_the_server_is_gone_and_recovers(page: Page, serve: Serve) -> None:

@@ -19,7 +19,7 @@ from agentlightning.errors import SpansEvicted
 from agentlightning.runner.failures import FailureNote
 from agentlightning.store.base import LightningStore
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
-from agentlightning.trainer.progress import STATUS_ORDER, UNREAD_ROLLOUTS, Failure, Progress, Sample
+from agentlightning.trainer.progress import STATUS_ORDER, UNREAD_ROLLOUTS, AttemptFailure, RolloutProgress, Sample
 from agentlightning.trainer.views import View
 from agentlightning.types import Notice
 from agentlightning.types.rewards import final_reward_of
@@ -80,7 +80,7 @@ class Console:
         self._has_metrics = False
         """Whether there may be metrics to read."""
         self._points_read = 0
-        self._progress = Progress(time.monotonic())
+        self._progress = RolloutProgress(time.monotonic())
         self._finished_before: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_listening = asyncio.Event()
@@ -239,7 +239,7 @@ class Console:
         tokens = sum(int(count) for count in counts if isinstance(count, (int, float)) and math.isfinite(count))
         return Sample(rollout_id, status, reward if reward is not None and math.isfinite(reward) else None, tokens)
 
-    async def _failure(self, rollout_id: str) -> Failure | None:
+    async def _failure(self, rollout_id: str) -> AttemptFailure | None:
         """What the newest attempt that failed says; None if none did."""
         for attempt in reversed(await self._store.query_attempts(rollout_id)):
             if attempt.status in ("failed", "timeout", "unresponsive"):
@@ -248,7 +248,7 @@ class Console:
                 if note is not None:
                     first_line = note.message.strip().partition("\n")[0]
                     message = f"{note.type}: {first_line}" if first_line else note.type
-                return Failure(rollout_id, attempt.attempt_id, message)
+                return AttemptFailure(rollout_id, attempt.attempt_id, message)
         return None
 
     async def _read_metrics(self, view: View) -> None:

@@ -49,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Failure:
+class AttemptFailure:
     """What went wrong with one attempt, in a line."""
 
     rollout_id: str
@@ -79,7 +79,7 @@ class Figures:
     """Whether rewards and tokens are of some of the finished rollouts, not of all."""
     curve: Sequence[float] = ()
     """Means of equally many rewards each, from the first to the last."""
-    failures: Sequence[Failure] = ()
+    failures: Sequence[AttemptFailure] = ()
     """The last few errors that were read."""
 
 
@@ -105,7 +105,7 @@ class Curve:
         return [*self._means, fmean(self._block)] if self._block else list(self._means)
 
 
-class Progress:
+class RolloutProgress:
     """Counts what happens in a training; all moments are seconds of one clock."""
 
     def __init__(self, began: float) -> None:
@@ -115,7 +115,7 @@ class Progress:
         """Id and status of finished rollouts that are to be read."""
         self.unread_failures: deque[str] = deque(maxlen=UNREAD_FAILURES)
         """Ids of rollouts of which an attempt failed."""
-        self.failures: deque[Failure] = deque(maxlen=KEPT_FAILURES)
+        self.failures: deque[AttemptFailure] = deque(maxlen=KEPT_FAILURES)
         self._began = began
         self._counts: dict[str, int] = dict.fromkeys(STATUS_ORDER, 0)
         self._open_statuses: dict[str, str] = {}

@@ -4,7 +4,7 @@
 
 - `progress`, about once a second: the fields of `Figures`, without the curve and the failures;
 - `rollout`, for a rollout that is finished: the fields of `Sample`;
-- `error`, for an attempt that failed: the fields of `Failure`;
+- `error`, for an attempt that failed: the fields of `AttemptFailure`;
 - `metrics`, for what the algorithm added to its run: `step`, `values`;
 - `summary`, last: as `progress`, and `store` and `command`, null if the store does not outlast the program.
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
-from agentlightning.trainer.progress import Failure, Figures, Sample
+from agentlightning.trainer.progress import AttemptFailure, Figures, Sample
 from agentlightning.types import MetricPoint
 from agentlightning.utils.clipped_text import counted, printable
 from agentlightning.verdict import Verdict
@@ -65,7 +65,7 @@ class View:
     def begin(self, run_id: str | None, address: str | None) -> None:
         """A training begins; its store can be looked at under the address meanwhile."""
 
-    def add(self, record: Sample | Failure | MetricPoint) -> None:
+    def add(self, record: Sample | AttemptFailure | MetricPoint) -> None:
         """A finished rollout or a failed attempt was read, or the algorithm has added figures to its run."""
 
     def show(self, figures: Figures) -> None:
@@ -94,7 +94,7 @@ class JsonView(View):
 
     _shown_seconds = -PROGRESS_SECONDS
 
-    def add(self, record: Sample | Failure | MetricPoint) -> None:
+    def add(self, record: Sample | AttemptFailure | MetricPoint) -> None:
         if isinstance(record, MetricPoint):
             self._event("metrics", {"step": record.step, "values": record.values})
         else:
@@ -146,7 +146,7 @@ class LineView(View):
         where = "in memory" if address is None else f"{address}  look at it: {dashboard_command(address)}"
         self._line(f"0:00{run}  store {where}")
 
-    def add(self, record: Sample | Failure | MetricPoint) -> None:
+    def add(self, record: Sample | AttemptFailure | MetricPoint) -> None:
         if isinstance(record, MetricPoint):
             self._points.append(record)
 

@@ -12,7 +12,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.trainer import console as console_module
 from agentlightning.trainer.console import SAMPLES_PER_REFRESH, SETTLE_SECONDS, Console
-from agentlightning.trainer.progress import UNREAD_ROLLOUTS, Failure, Figures, Sample
+from agentlightning.trainer.progress import UNREAD_ROLLOUTS, AttemptFailure, Figures, Sample
 from agentlightning.trainer.views import View
 from agentlightning.types import AttemptedRollout, AttemptStatus, MetricPoint, Notice, NoticeKind, RolloutConfig, Span
 
@@ -24,7 +24,7 @@ class Recorder(View):
 
     def __init__(self) -> None:
         self.shown: list[Figures] = []
-        self.failures: list[Failure] = []
+        self.failures: list[AttemptFailure] = []
         self.steps: list[int] = []
         self.is_closed = False
         self.end: Figures | None = None
@@ -34,8 +34,8 @@ class Recorder(View):
         self.shown.append(figures)
         self._is_changed.set()
 
-    def add(self, record: Sample | Failure | MetricPoint) -> None:
-        if isinstance(record, Failure):
+    def add(self, record: Sample | AttemptFailure | MetricPoint) -> None:
+        if isinstance(record, AttemptFailure):
             self.failures.append(record)
         elif isinstance(record, MetricPoint):
             self.steps.append(record.step)
@@ -227,7 +227,7 @@ async def test_a_failed_attempt_is_shown_though_it_is_tried_again(
         rollout = await fail(store, message, patient, status)
         await console.summary()
 
-    assert view.failures == [Failure(rollout.rollout_id, rollout.attempt.attempt_id, shown)]
+    assert view.failures == [AttemptFailure(rollout.rollout_id, rollout.attempt.attempt_id, shown)]
 
 
 async def test_what_was_finished_before_does_not_count_and_what_waits_does() -> None:

@@ -2,17 +2,17 @@
 
 import pytest
 
-from agentlightning.trainer.progress import UNREAD_ROLLOUTS, Progress, Sample
+from agentlightning.trainer.progress import UNREAD_ROLLOUTS, RolloutProgress, Sample
 from agentlightning.types import Notice
 
 
-def count(progress: Progress, rollout_id: str, *statuses: str) -> None:
+def count(progress: RolloutProgress, rollout_id: str, *statuses: str) -> None:
     for status in statuses:
         progress.count(Notice("rollout", rollout_id=rollout_id, status=status))
 
 
-def finished(number: int) -> Progress:
-    progress = Progress(0.0)
+def finished(number: int) -> RolloutProgress:
+    progress = RolloutProgress(0.0)
     for n in range(number):
         count(progress, f"ro-{n}", "queuing", "running", "succeeded")
     return progress
@@ -30,7 +30,7 @@ def finished(number: int) -> Progress:
     ids=["whole life", "newest only", "end once", "not ours", "unknown status"],
 )
 def test_a_rollout_counts_in_its_newest_state_only(statuses: list[str], rollouts: dict[str, int]) -> None:
-    progress = Progress(0.0)
+    progress = RolloutProgress(0.0)
 
     count(progress, "ro-1", *statuses)
 
@@ -39,7 +39,7 @@ def test_a_rollout_counts_in_its_newest_state_only(statuses: list[str], rollouts
 
 
 def test_attempts_that_are_tried_again_are_errors_too() -> None:
-    progress = Progress(0.0)
+    progress = RolloutProgress(0.0)
 
     count(progress, "ro-1", "queuing", "running", "requeuing", "running", "failed")
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console as Terminal
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.trainer.progress import Failure, Figures, Sample
+from agentlightning.trainer.progress import AttemptFailure, Figures, Sample
 from agentlightning.trainer.views import JsonView, LineView, ProgressMode, TerminalView, main_figures, resolved_mode
 from agentlightning.types import MetricPoint
 
@@ -28,7 +28,7 @@ FIGURES: dict[str, Any] = {
 
 
 def figures(**changes: Any) -> Figures:
-    details = {"curve": (0.0, 0.5, 1.0), "failures": (Failure("ro-1", "at-1", "ValueError: no answer"),)}
+    details = {"curve": (0.0, 0.5, 1.0), "failures": (AttemptFailure("ro-1", "at-1", "ValueError: no answer"),)}
     return Figures(**{**FIGURES, **details, **changes})
 
 
@@ -86,7 +86,7 @@ def test_json_events_are_one_object_a_line() -> None:
     view = JsonView(output, "nightly")
 
     view.add(Sample("ro-1", "succeeded", 0.25, 12))
-    view.add(Failure("ro-2", "at-1", "ValueError: no answer"))
+    view.add(AttemptFailure("ro-2", "at-1", "ValueError: no answer"))
     view.add(MetricPoint(run_id="run-1", step=3, time=0.0, values={"reward": 1.0}))
     view.finish(figures(), "my runs.db")
 
@@ -177,7 +177,7 @@ def test_the_live_rows_say_how_it_goes(screen: Terminal) -> None:
 
 
 def test_a_line_never_leaves_its_row(screen: Terminal) -> None:
-    long = Failure("ro-1", "at-1", "ValueError: " + "x" * 500)
+    long = AttemptFailure("ro-1", "at-1", "ValueError: " + "x" * 500)
 
     TerminalView(screen, "nightly").show(figures(failures=(long,)))
 
@@ -188,7 +188,7 @@ def test_a_line_never_leaves_its_row(screen: Terminal) -> None:
 
 def test_markup_in_names_and_errors_is_text(screen: Terminal) -> None:
     view = TerminalView(screen, "[red]nightly[/]")
-    shown = figures(failures=(Failure("ro-1", "at-1", "KeyError: [/bold]"),))
+    shown = figures(failures=(AttemptFailure("ro-1", "at-1", "KeyError: [/bold]"),))
 
     view.show(shown)
     view.finish(shown, None)

@@ -41,7 +41,7 @@ from agentlightning.algorithm.grpo.policy import (
     training_sampling,
     undisturbed,
 )
-from agentlightning.algorithm.grpo.progress import Curriculum, Progress, close_runs
+from agentlightning.algorithm.grpo.progress import Curriculum, TrainingProgress, close_runs
 from agentlightning.algorithm.grpo.samples import Batch, batch_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings
 from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, validation_summary
@@ -235,7 +235,7 @@ class GRPO(Algorithm):
             self.sentinel.begin()
         self.examples: list[list[FinishedRollout]] = []
         """The first rollouts of each validation, in the order of its tasks."""
-        self.progress = Progress(self.checkpoints)
+        self.progress = TrainingProgress(self.checkpoints)
         owner = generate_id(12) if self.checkpoints is None else digest_of(self.checkpoints)
         self._resources = {mode: f"grpo-{owner}-{mode}" for mode in ("train", "val")}
         """Ids of what rollouts run with; those of a run that goes on are the same."""

@@ -89,7 +89,7 @@ async def close_runs(store: LightningStore, run_ids: Set[str | None], *, success
             await store.finish_run(run.run_id, "failed", summary={**run.summary, "error": error})
 
 
-class Progress:
+class TrainingProgress:
     """The state of one run besides its weights."""
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -20,7 +20,7 @@ import yarl
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, THREAD_FROM_BYTES, compressed
 from agentlightning.errors import InvalidToken, InvalidValue, StoreUnavailable
 from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, as_notice, parse_json
-from agentlightning.store.http.failures import Failure, exception_of
+from agentlightning.store.http.failures import FailureReply, exception_of
 from agentlightning.store.http.retries import Garbled, RetryPolicy, is_passing
 from agentlightning.store.http.routes import LIVE_PATH, NOTICES_PATH, path_of, result_of
 from agentlightning.store.http.websocket import LiveChannel, LiveSubscription
@@ -236,13 +236,13 @@ class ClientConnection:
         return False
 
 
-async def _failure(response: aiohttp.ClientResponse) -> Failure:
+async def _failure(response: aiohttp.ClientResponse) -> FailureReply:
     text = await response.text(errors="replace")
     try:
         reported = parse_json(text)
-        return Failure(response.status, str(reported["error_type"]), reported["detail"])
+        return FailureReply(response.status, str(reported["error_type"]), reported["detail"])
     except (InvalidValue, TypeError, KeyError):
-        return Failure(response.status, response.reason or "Error", text[:_MOST_DETAIL_LETTERS])
+        return FailureReply(response.status, response.reason or "Error", text[:_MOST_DETAIL_LETTERS])
 
 
 def _as_text(value: object) -> str:

@@ -25,7 +25,7 @@ _BAD_REQUEST, _UNPROCESSABLE = 400, 422
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailureReply:
     """What a client is told of an exception."""
 
     status: int
@@ -48,7 +48,7 @@ class BadArguments(Exception):
 class RemoteError(aiohttp.ClientResponseError):
     """An exception on the server that is none of ours."""
 
-    def __init__(self, failure: Failure, method: str, url: str) -> None:
+    def __init__(self, failure: FailureReply, method: str, url: str) -> None:
         without_headers = CIMultiDictProxy[str](CIMultiDict())  # which would show the token
         request = aiohttp.RequestInfo(yarl.URL(url), method, without_headers, yarl.URL(url))
         super().__init__(request, (), status=failure.status, message=f"{failure.error_type}: {failure.detail}")
@@ -66,19 +66,19 @@ class RemoteError(aiohttp.ClientResponseError):
         return RemoteError, (self.failure, self.request_info.method, str(self.request_info.real_url))
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> FailureReply:
     """How an exception is told; what nobody expected is also logged."""
     if isinstance(error, AgentLightningError):
-        return Failure(error.http_status, type(error).__name__, str(error))
+        return FailureReply(error.http_status, type(error).__name__, str(error))
     if isinstance(error, BadArguments):
         found = error.complaint.errors(include_url=False, include_context=False, include_input=False)
         detail = [{"type": each["type"], "loc": list(each["loc"]), "msg": each["msg"]} for each in found]
-        return Failure(_UNPROCESSABLE, error.error_type.__name__, detail)
+        return FailureReply(_UNPROCESSABLE, error.error_type.__name__, detail)
     logger.error("A store operation failed unexpectedly.", exc_info=error)
-    return Failure(_BAD_REQUEST, type(error).__name__, str(error))
+    return FailureReply(_BAD_REQUEST, type(error).__name__, str(error))
 
 
-def exception_of(failure: Failure, method: str, url: str) -> Exception:
+def exception_of(failure: FailureReply, method: str, url: str) -> Exception:
     """The exception a client raises for what it was told."""
     if failure.error_type not in errors.__all__:
         return RemoteError(failure, method, url)

@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.asgi.request import Disconnected, Message, Receive, Request, Send
 from agentlightning.asgi.response import LargeResponse, Response, with_nosniff
 from agentlightning.store.http.codec import parse_foreign_json
-from agentlightning.store.http.failures import Failure, failure_of
+from agentlightning.store.http.failures import FailureReply, failure_of
 from agentlightning.store.http.live import serve_live
 from agentlightning.store.http.otlp import JSON, encode_answer, ingest_traces, read_traces
 from agentlightning.store.http.otlp_messages import format_of
@@ -115,9 +115,9 @@ class StoreRoutes:
         if verbs := route_table().verbs(request.raw_path):
             detail = f"{path} does not take {verb}, only {' and '.join(verbs)}."
             allow = (b"allow", ", ".join(verbs).encode())
-            return Failure(_METHOD_NOT_ALLOWED, "MethodNotAllowed", detail).response([allow])
+            return FailureReply(_METHOD_NOT_ALLOWED, "MethodNotAllowed", detail).response([allow])
         if path.startswith(PREFIX + "/") and path != PREFIX + "/health":
-            return Failure(_NOT_FOUND, "UnknownRoute", f"There is no route {path}; see /docs.").response()
+            return FailureReply(_NOT_FOUND, "UnknownRoute", f"There is no route {path}; see /docs.").response()
         return None
 
     async def _operation(

@@ -15,7 +15,7 @@ import orjson
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, GZIP_MAGIC, compressed, decompressed
 from agentlightning.store.http.codec import OperationCodec, as_notice, parse_json, take_frame
-from agentlightning.store.http.failures import Failure, exception_of
+from agentlightning.store.http.failures import FailureReply, exception_of
 from agentlightning.types import Notice
 
 PING_SECONDS = 20.0
@@ -172,7 +172,7 @@ class LiveChannel:
                 self._take_notice(number, as_notice(message["notice"]))
             elif "error" in message:
                 told = message["error"]
-                failure = Failure(told["status"], told["error_type"], told["detail"])
+                failure = FailureReply(told["status"], told["error_type"], told["detail"])
                 self._fail(number, exception_of(failure, "GET", self._url))
             elif (answer := self._answers.get(number)) is not None and not answer.done():
                 answer.set_result(message["cursor"] if "cursor" in message else message["result"])

@@ -11,7 +11,7 @@ from agentlightning.algorithm.batches import FinishedRollout  # noqa: E402
 from agentlightning.algorithm.grpo.checkpoints import Checkpoints  # noqa: E402 # after the check for torch
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
-from agentlightning.algorithm.grpo.progress import RECENT_STEPS, Curriculum, Progress  # noqa: E402
+from agentlightning.algorithm.grpo.progress import RECENT_STEPS, Curriculum, TrainingProgress  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.algorithm.intervals import estimate  # noqa: E402
 from agentlightning.errors import ConfigurationError  # noqa: E402
@@ -32,7 +32,7 @@ def policies() -> list[Policy]:
     return made
 
 
-def after(progress: Progress, steps: int) -> Progress:
+def after(progress: TrainingProgress, steps: int) -> TrainingProgress:
     for _ in range(steps):
         progress.note(finished(1.0, 0.0), {}, learned=True)
     return progress
@@ -42,7 +42,7 @@ def after(progress: Progress, steps: int) -> Progress:
 def test_failed_rollouts_are_counted_and_are_zeros_only_where_that_is_wanted(
     failed: Any, mean: float, least: float
 ) -> None:
-    progress, metrics = Progress(), dict[str, float]()
+    progress, metrics = TrainingProgress(), dict[str, float]()
 
     progress.note(finished(1.0, 0.5) + finished(0.0, None, status="failed"), metrics, learned=True, failed=failed)
 
@@ -57,12 +57,12 @@ def test_step_in_which_many_rollouts_failed_is_warned_of(
     caplog: pytest.LogCaptureFixture, failed: int, is_warned: bool
 ) -> None:
     rollouts = finished(*[1.0] * (10 - failed)) + finished(*[None] * failed, status="failed")
-    Progress().note(rollouts, {}, learned=True)
+    TrainingProgress().note(rollouts, {}, learned=True)
     assert ("2 of 10 rollouts failed and are left out" in caplog.text) == is_warned
 
 
 def test_steps_without_a_lesson_are_counted_in_a_row() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     for learned in (False, False, True, False):
         progress.note(finished(1.0), {}, learned=learned)
     assert (progress.step, progress.empty_steps) == (4, 1)
@@ -83,7 +83,7 @@ def test_steps_without_a_lesson_are_counted_in_a_row() -> None:
 def test_run_is_solved_when_all_rewards_are_the_highest_and_were_lower_before(
     first: list[FinishedRollout], then: list[FinishedRollout], is_solved: bool
 ) -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     progress.note(first, {}, learned=True)
     for _ in range(3):
         progress.note(then, {}, learned=False)
@@ -92,7 +92,7 @@ def test_run_is_solved_when_all_rewards_are_the_highest_and_were_lower_before(
 
 
 def test_target_is_the_mean_of_the_last_steps() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     for reward in (0.0, *[0.8] * (RECENT_STEPS - 1)):
         progress.note(finished(reward), {}, learned=True)
 
@@ -103,7 +103,7 @@ def test_target_is_the_mean_of_the_last_steps() -> None:
 
 
 def test_run_goes_on_from_what_was_saved(tmp_path: Path, policies: list[Policy]) -> None:
-    progress, curriculum = after(Progress(tmp_path), 3), Curriculum(list(range(10)))
+    progress, curriculum = after(TrainingProgress(tmp_path), 3), Curriculum(list(range(10)))
     progress.baseline = estimate([0.0, 1.0])
     policies[1].version = 2
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_run_goes_on_from_what_was_saved(tmp_path: Path, policies: list[Policy])
     for policy in policies:
         policy.load()
 
-    later, order = Progress(tmp_path), Curriculum(list(range(10)))
+    later, order = TrainingProgress(tmp_path), Curriculum(list(range(10)))
     assert later.restore(policies, order)
 
     assert (later.step, later.rewards, later.baseline) == (3, [0.5] * 3, progress.baseline)
@@ -125,31 +125,31 @@ def test_run_goes_on_from_what_was_saved(tmp_path: Path, policies: list[Policy])
 
 
 def test_policies_go_on_from_the_newest_step_that_all_have(tmp_path: Path, policies: list[Policy]) -> None:
-    progress, place = after(Progress(tmp_path), 1), Curriculum([1]).state()
+    progress, place = after(TrainingProgress(tmp_path), 1), Curriculum([1]).state()
     progress.save(policies, place)
     after(progress, 1).save(policies[:1], place)  # killed between the two
 
-    later = Progress(tmp_path)
+    later = TrainingProgress(tmp_path)
 
     assert later.restore(policies, Curriculum([1]))
     assert later.step == 1
 
 
 def test_without_a_checkpoint_the_run_begins_anew(tmp_path: Path, policies: list[Policy]) -> None:
-    progress = Progress(tmp_path / "none")
+    progress = TrainingProgress(tmp_path / "none")
     assert not progress.restore(policies, Curriculum([1]))
     assert progress.step == 0
 
 
 def test_state_in_the_middle_of_an_update_is_not_saved(tmp_path: Path, policies: list[Policy]) -> None:
-    progress = after(Progress(tmp_path), 1)
+    progress = after(TrainingProgress(tmp_path), 1)
     progress.is_whole = False
     progress.save(policies, Curriculum([1]).state())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_best_is_what_was_validated_and_is_saved_at_once(tmp_path: Path, policies: list[Policy]) -> None:
-    progress, place = Progress(tmp_path), Curriculum([1]).state()
+    progress, place = TrainingProgress(tmp_path), Curriculum([1]).state()
     for rewards in ([0.0, 1.0], [1.0, 1.0], [0.0, 0.0]):
         after(progress, 1).note_validation(estimate(rewards))
         assert progress.is_due(save_every=100) == (rewards != [0.0, 0.0])
@@ -162,7 +162,7 @@ def test_best_is_what_was_validated_and_is_saved_at_once(tmp_path: Path, policie
 
 
 def test_same_state_is_saved_once(tmp_path: Path, policies: list[Policy]) -> None:
-    progress = after(Progress(tmp_path), 1)
+    progress = after(TrainingProgress(tmp_path), 1)
     for _ in range(2):
         progress.save(policies, Curriculum([1]).state())
     assert sorted(path.name for path in (tmp_path / "planner").glob("step-*")) == ["step-000001"]
@@ -188,10 +188,10 @@ def adapted(policy: Policy, model: Adapted) -> Policy:
 
 def test_adapters_go_on_as_adapters(tmp_path: Path) -> None:
     policy, other = (adapted(Policy("small", "small", LearnerSettings()), Adapted(seed)) for seed in (1, 2))
-    after(progress := Progress(tmp_path), 1)
+    after(progress := TrainingProgress(tmp_path), 1)
     progress.save([policy], Curriculum([1]).state())
 
-    assert Progress(tmp_path).restore([other], Curriculum([1]))
+    assert TrainingProgress(tmp_path).restore([other], Curriculum([1]))
 
     assert torch.equal(other.model.trainable()["adapter"], policy.model.trainable()["adapter"])
 

@@ -85,7 +85,7 @@ class BackendStreamError(ProxyError):
 
 def failure_of(dialect: DialectName, status: int, body: bytes) -> Failure:
     """What an answer with an error status says. `dialect` is the backend's."""
-    answer = _json(body)
+    answer = read_json(body)
     error = _error_in(answer)
     message = _message_in(error) or (_text_in(body) if answer is None else "")
     known = {one.value: f" {one.phrase}" for one in HTTPStatus}
@@ -106,7 +106,7 @@ def is_error_event(event: JsonMapping) -> bool:
 
 def failure_in_stream(dialect: DialectName, data: bytes) -> Failure:
     """What an error event within a stream says; its status is guessed from the error's type and code."""
-    error = _error_in(_json(data))
+    error = _error_in(read_json(data))
     kind, code = _word(error.get("type")), _word(error.get("code"))
     if kind == "error":  # the type of the event, not of the error
         kind = None
@@ -118,7 +118,8 @@ def failure_in_stream(dialect: DialectName, data: bytes) -> Failure:
     return Failure(status, message, kind, _code_in(error, status), _word(error.get("param")))
 
 
-def _json(body: bytes) -> Thing:
+def read_json(body: bytes | str) -> Thing:
+    """The value of a body; None for what is not JSON."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import orjson
 
+from agentlightning.dialects.failures import read_json
 from agentlightning.dialects.sse import ServerSentEvent
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
@@ -162,10 +163,7 @@ def arguments_object(text: str | None) -> JsonObject:
     """A tool's arguments as an object. A text that is none is kept below a name that no tool has for a parameter."""
     if not text or not text.strip():
         return {}
-    try:
-        arguments = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        arguments = None
+    arguments = read_json(text)
     return arguments if isinstance(arguments, dict) else {_INVALID_ARGUMENTS: text}
 
 

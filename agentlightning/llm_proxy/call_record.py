@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from agentlightning.dialects import DIALECTS, DialectName
+from agentlightning.dialects.failures import read_json
 from agentlightning.dialects.sse import SseParser
 from agentlightning.types import OtelResource, Span, TraceStatus
 from agentlightning.utils.log_failures import log_failures
@@ -114,14 +115,6 @@ class CallRecord:
 
 
 _HEADER: Final = tuple(part.name for part in fields(CallRecord) if part.name not in (*_BODIES, *_NOT_KEPT))
-
-
-def read_json(body: bytes) -> Any:
-    """The value of a body; None for what is not JSON."""
-    try:
-        return orjson.loads(body)
-    except ValueError:
-        return None
 
 
 def usage_of(answer: Mapping[str, object]) -> tuple[int, int] | None:

@@ -20,13 +20,13 @@ from agentlightning.asgi.bodies import check_values
 from agentlightning.asgi.compression import THREAD_FROM_BYTES
 from agentlightning.asgi.request import Request, Send
 from agentlightning.asgi.response import NOSNIFF, Header, Response
-from agentlightning.dialects.failures import BackendStreamError, Failure, error_body, error_event, failure_of
+from agentlightning.dialects.failures import BackendStreamError, Failure, error_body, error_event, failure_of, read_json
 from agentlightning.dialects.token_fields import without_unasked
 from agentlightning.errors import AgentLightningError, PayloadTooLarge, ProxyError, StoreUnavailable
 from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route, trace_parent
 from agentlightning.llm_proxy.backends import BackendError, BackendResponse, UnknownModel
-from agentlightning.llm_proxy.call_record import CallRecord, Origin, Outcome, read_json, usage_of
+from agentlightning.llm_proxy.call_record import CallRecord, Origin, Outcome, usage_of
 from agentlightning.llm_proxy.recorder import PendingCall
 from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.stream_relay import StreamRelay

@@ -13,11 +13,10 @@ import orjson
 
 from agentlightning.asgi.request import Request
 from agentlightning.asgi.response import Response, json_response
-from agentlightning.dialects.failures import Failure, error_body, failure_of
+from agentlightning.dialects.failures import Failure, error_body, failure_of, read_json
 from agentlightning.errors import AgentLightningError
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route
 from agentlightning.llm_proxy.backends import Backend, BackendRequest, DialectNotServed, PreparedRequest
-from agentlightning.llm_proxy.call_record import read_json
 from agentlightning.llm_proxy.proxied_call import failure_from, read_request, response_headers
 from agentlightning.llm_proxy.translation import Translation, UntranslatableRequest
 from agentlightning.llm_proxy.upstream_request import served_model, upstream_headers

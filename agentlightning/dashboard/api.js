@@ -154,9 +154,11 @@ export async function follow({ kinds, concerns = () => true, mostSeconds = Infin
   let failures = 0;
   let changes = null; // since the last refresh; null if they are not known
   let cursor = null;
+  let log = null; // which store the cursor is of: another one may be served at the same address
   while (!signal.aborted) {
     try {
-      cursor ??= (await get("notices", {}, signal)).cursor; // before looking, so that no change falls in between
+      // Before looking, so that no change falls in between.
+      if (cursor === null) ({ cursor, log } = await get("notices", {}, signal));
       const began = performance.now();
       await refresh(signal, changes);
       failures = 0;
@@ -164,11 +166,12 @@ export async function follow({ kinds, concerns = () => true, mostSeconds = Infin
       await pause(Math.max(REST_MS, 3 * (performance.now() - began)), signal);
       for (changes = []; changes !== null && !changes.length; ) {
         const left = Math.max(0, mostSeconds - (performance.now() - began) / 1000);
-        const heard = await get("notices", { kinds, after: cursor, wait: Math.min(WAIT_SECONDS, left) }, signal);
+        const wait = Math.min(WAIT_SECONDS, left);
+        const heard = await get("notices", { kinds, after: cursor, log, wait }, signal);
         const isLate = performance.now() - began >= 1000 * mostSeconds;
         const isLost = isLate || heard.notices.some((notice) => notice.kind === "gap");
         changes = isLost ? null : heard.notices.filter(concerns);
-        cursor = heard.cursor;
+        ({ cursor, log } = heard);
         if (changes !== null && !changes.length) await pause(LISTEN_MS, signal);
       }
     } catch (error) {

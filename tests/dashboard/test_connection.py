@@ -228,6 +228,26 @@ async def test_page_says_that_the_server_is_gone_and_recovers(page: Page, serve:
     await page.until("document.querySelector('#gone').hidden")
 
 
+async def test_page_shows_another_store_that_is_served_at_once_in_place_of_its_own(page: Page, serve: Serve) -> None:
+    server, other = await serve(), InMemoryLightningStore()
+    rollout = await finished(other, "of the other store")
+    for _ in range(20):  # so that its log of changes is the longer one, and no rollout begins at its end
+        await other.update_rollout(rollout.rollout_id, metadata={})
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts")
+    await until(lambda: server.app.service.waiting_calls == 1)
+    await finished(server, "of the first store")
+    await page.until_text("of the first store", "tbody")
+
+    await server.stop()
+    await asyncio.wait_for(started_again(server := LightningStoreServer(other, "127.0.0.1", server.port)), 10.0)
+
+    try:
+        await asyncio.wait_for(page.until_text("of the other store", "tbody"), SOON_SECONDS)
+        assert "of the first store" not in await page.ask("document.querySelector('tbody').innerText")
+    finally:
+        await server.stop()
+
+
 async def started_again(server: LightningStoreServer) -> None:
     """The same server on the same port, which somebody else may have for a moment."""
     while True:

@@ -35,6 +35,7 @@ from agentlightning.store.http.tokens import (
 )
 from agentlightning.store.local import LocalStore
 from agentlightning.types import Notice, NoticeKind
+from agentlightning.utils.id import generate_id
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.metrics import MetricsBackend
 
@@ -67,6 +68,7 @@ class NoticesQuery(TypedDict):
 
     kinds: NotRequired[Sequence[NoticeKind]]
     after: NotRequired[int]
+    log: NotRequired[str]
     wait: NotRequired[float]
 
 
@@ -93,6 +95,8 @@ class StoreService:
         self.store = store
         self.max_request_bytes = max_request_bytes
         self.body_timeout_seconds = BODY_TIMEOUT_SECONDS
+        self.log_id = "" if store.capabilities.get("zero_copy") else generate_id(8)
+        """Of the log of changes; empty where other servers may have the same log."""
         self.bodies = Bodies()
         self.answers = Answers()
         self.live_connections = 0
@@ -207,7 +211,7 @@ class StoreService:
 
         Without `after` it tells where the log of changes stands; with `after` and `wait` it answers as soon as there is
         something behind that cursor, or with nothing when the time is over. A client that asks again with the cursor it
-        was told misses nothing.
+        was told misses nothing; one that also gives the `log` it was told hears of a gap if there is another one now.
         """
         check_subscription(scope)
         given: dict[str, Any] = {name: value for name, value in query if name != "kinds"}
@@ -217,12 +221,15 @@ class StoreService:
             wanted = _NOTICES_QUERY.validate_python(given)
         except ValidationError as error:
             raise BadArguments(InvalidQuery, error) from error
-        subscription: Any = self.store.subscribe(wanted.get("kinds"), after=wanted.get("after"))
+        is_other_log = wanted.get("log", self.log_id) != self.log_id
+        after = None if is_other_log else wanted.get("after")
+        subscription: Any = self.store.subscribe(wanted.get("kinds"), after=after)
         try:
-            notices: list[Notice] = []
-            if "after" in wanted:
+            notices = [Notice("gap", subscription.cursor)] if is_other_log else []
+            if after is not None:
                 notices = await self.waiting(gather_notices(subscription, wanted.get("wait", 0.0)))
-            return orjson.dumps({"cursor": subscription.cursor, "notices": [notice_fields(n) for n in notices]})
+            told = {"cursor": subscription.cursor, "log": self.log_id}
+            return orjson.dumps({**told, "notices": [notice_fields(notice) for notice in notices]})
         finally:
             await subscription.aclose()
 

@@ -133,6 +133,11 @@ def build_store(spec: object) -> LightningStore:
         return PostgresLightningStore(text)
     if scheme in ("http", "https"):
         return LightningStoreClient(text)
+    if "://" in text:
+        raise ConfigurationError(
+            f"store {text!r} has the unknown scheme {scheme!r}; write sqlite:///path/to/file.db, http://host:4747 or "
+            "postgresql://user@host/database."
+        )
     if text == "sqlite" or text.endswith((".db", ".sqlite")):
         return SqliteLightningStore("agentlightning.db" if text == "sqlite" else text)
     built: LightningStore = build_component(

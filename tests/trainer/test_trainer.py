@@ -177,7 +177,7 @@ def test_a_server_s_store_may_be_named() -> None:
     ("options", "error", "words"),
     [
         ({"store": "sqlite://"}, ValueError, "names no file"),
-        ({"store": "redis://host"}, ValueError, "store"),
+        ({"store": "sqlit:///runs.db"}, ConfigurationError, "unknown scheme 'sqlit'; write sqlite:///"),
         ({"store": 7}, ValueError, "store"),
         ({"strategy": "ipc2"}, ValueError, "strategy"),
         ({"tracer": {"level": 1}}, ValueError, "tracer dict must have a 'type' key"),

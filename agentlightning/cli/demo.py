@@ -255,8 +255,7 @@ def _show(report: Report, algorithm: Any, folder: Path, seconds: float) -> None:
 
 def _left(folder: Path, *, is_temporary: bool) -> str:
     """How much is on the disk and how to remove it; in a folder that the user named may be other things, which stay."""
-    written = [*folder.glob("runs.db*"), folder / "model", folder / CHECKPOINTS]
-    parts = [path for path in written if path.exists()]
+    parts = [path for path in (folder / "runs.db", folder / "model", folder / CHECKPOINTS) if path.exists()]
     files = [file for part in parts for file in (part, *part.rglob("*")) if file.is_file()]
     size = sum(file.stat().st_size for file in files)
     removed = shlex.join(map(str, [folder] if is_temporary else sorted(parts)))

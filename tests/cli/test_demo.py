@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -53,7 +54,9 @@ def test_demo_shows_before_and_after_and_goes_on_from_its_folder(tmp_path: Path)
     assert re.search(r"Still can: say 0\.\d+ \(was ", shown) or "Still can: say 1.00" in shown
     assert f"Steps: 1. Training rollouts: {TASKS_PER_STEP[3] * GROUP_SIZE}." in shown
     assert f"agl serve {tmp_path / 'calc' / 'model'}" in shown.replace("\n", "")
-    assert (tmp_path / "calc" / "runs.db").is_file()
+    left = {tmp_path / "calc" / name for name in ("checkpoints", "model", "runs.db")}
+    assert {*map(Path, shlex.split(shown.partition("remove it with: rm -r ")[2]))} == left
+    assert {*(tmp_path / "calc").iterdir()} == left
     model, _ = load(str(tmp_path / "calc" / "model"))
     assert model.vocab_size > 0
 

@@ -30,6 +30,8 @@ from agentlightning.algorithm.grpo.settings import Aggregate, KlEstimator, Learn
 
 MAX_LOG_RATIO: Final = 20.0
 """Logarithms of ratios beyond this are cut before they are raised, so that no ratio is infinite."""
+MOST_MEASURED_RISE: Final = 1.0
+"""Log ratios above this count as this in `kl_to_old`: the exponential of one can outweigh thousands of tokens."""
 
 
 @dataclass(frozen=True)
@@ -106,28 +108,26 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
 
 def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
     """The loss of some sequences of a minibatch; the losses of all of them add up to that of the minibatch."""
-    advantages = tokens.advantages
-    sums: dict[str, Tensor] = {}
-    maxima: dict[str, Tensor] = {}
+    sums, maxima = dict[str, Tensor](), dict[str, Tensor]()
     if settings.objective == "likelihood":
-        losses = -advantages * tokens.logprobs
+        losses = -tokens.advantages * tokens.logprobs
     else:
         log_ratios = tokens.logprobs - tokens.old_logprobs
-        sums["kl_to_old"] = kl_estimate(tokens.old_logprobs, tokens.logprobs, "k3").detach()
+        rises = log_ratios.detach().clamp(max=MOST_MEASURED_RISE)
+        sums["kl_to_old"] = kl_estimate(torch.zeros_like(rises), rises, "k3")
         if settings.level == "sequence":
             log_ratios = _means(log_ratios, tokens)
         ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()
-        losses = -_surrogate(ratios, advantages, settings)
+        losses = -_surrogate(ratios, tokens.advantages, settings)
         seen = ratios.detach()
         sums["ratio"], maxima["ratio_max"] = seen, seen.max()
-        sums["clipped_low"] = (seen < 1 - settings.clip_low) & (advantages < 0)  # tokens that the clip holds back
-        sums["clipped_high"] = (seen > 1 + settings.clip_high) & (advantages > 0)
+        sums["clipped_low"] = (seen < 1 - settings.clip_low) & (tokens.advantages < 0)  # held back by the clip
+        sums["clipped_high"] = (seen > 1 + settings.clip_high) & (tokens.advantages > 0)
     if tokens.engine_logprobs is not None and settings.cap is not None:
         importance = (tokens.old_logprobs - tokens.engine_logprobs).clamp(max=MAX_LOG_RATIO).exp()
         losses = losses * importance.clamp(max=settings.cap)
-        sums["importance"] = importance
+        sums["importance"], maxima["importance_max"] = importance, importance.max()
         sums["importance_capped"] = importance > settings.cap
-        maxima["importance_max"] = importance.max()
     if tokens.reference_logprobs is not None:
         kl = kl_estimate(tokens.logprobs, tokens.reference_logprobs, settings.kl_estimator)
         if settings.kl_estimator == "k1":

@@ -181,6 +181,21 @@ def test_a_ratio_beyond_all_bounds_stays_finite() -> None:
     assert bool(logits.grad.isfinite().all())
 
 
+def test_one_token_does_not_make_the_change_of_a_step() -> None:
+    own, count = torch.full((1000,), -0.1), 1000
+    old = torch.cat([own[1:], torch.tensor([-8.0])])
+    zeros = torch.zeros(count, dtype=torch.long)
+    tokens = ChosenTokens(own, old, zeros, torch.ones(count), torch.ones(1), torch.ones(count))
+
+    measured = [
+        policy_loss(replace(tokens, logprobs=logprobs), LearnerSettings()).sums["kl_to_old"].item() / count
+        for logprobs in (own, own - 3)
+    ]
+
+    assert 0 < measured[0] < 0.001
+    assert measured[1] > 2
+
+
 def test_logits_of_16_bits_are_read_in_32() -> None:
     logits = torch.randn(4, VOCABULARY).bfloat16()
 

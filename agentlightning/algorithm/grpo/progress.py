@@ -150,7 +150,7 @@ class TrainingProgress:
             self._empty_rewards += rewards
         metrics["rollouts/finished"] = len(finished)
         metrics["rollouts/failed"] = failures.total()
-        words = f"{failures.total()} of {len(finished)} rollouts failed and {effect_of_failed(counted)}"
+        words = f"{failures.total()} of {len(finished)} rollouts gave no reward and {effect_of_failed(counted)}"
         if failures.total() > MOST_FAILED * len(finished):
             logger.warning("Step %d: %s; most often: %s", self.step, words, failures.most_common(1)[0][0])
         if rewards:

@@ -77,7 +77,7 @@ def test_failed_rollouts_can_be_learned_from_as_the_worst(
 
     (figures,) = curve(made, "rollouts/failed", "skipped/failed", "learner/samples", "reward/mean")
     assert figures == {"rollouts/failed": 2, "skipped/failed": 0, "learner/samples": 4, "reward/mean": 0.5}
-    assert "2 of 4 rollouts failed and count 0; most often: IndexError: the model called no tool" in caplog.text
+    assert "2 of 4 rollouts gave no reward and count 0; most often: IndexError: the model called no tool" in caplog.text
 
 
 def test_answers_that_were_cut_off_are_left_out_and_counted(engine: SharedEngine) -> None:

@@ -52,13 +52,14 @@ def test_failed_rollouts_are_counted_and_are_zeros_only_where_that_is_wanted(
     assert 0.0 <= metrics["interval/low"] < mean < metrics["interval/high"] <= 1.0
 
 
+@pytest.mark.parametrize("status", ["failed", "succeeded"])
 @pytest.mark.parametrize(("failed", "is_warned"), [(1, False), (2, True)], ids=["a tenth", "more"])
 def test_step_in_which_many_rollouts_failed_is_warned_of(
-    caplog: pytest.LogCaptureFixture, failed: int, is_warned: bool
+    caplog: pytest.LogCaptureFixture, failed: int, is_warned: bool, status: Any
 ) -> None:
-    rollouts = finished(*[1.0] * (10 - failed)) + finished(*[None] * failed, status="failed")
+    rollouts = finished(*[1.0] * (10 - failed)) + finished(*[None] * failed, status=status)
     TrainingProgress().note(rollouts, {}, learned=True)
-    assert ("2 of 10 rollouts failed and are left out" in caplog.text) == is_warned
+    assert ("2 of 10 rollouts gave no reward and are left out" in caplog.text) == is_warned
 
 
 def test_steps_without_a_lesson_are_counted_in_a_row() -> None:

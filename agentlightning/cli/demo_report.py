@@ -150,7 +150,8 @@ async def _runs(store: LightningStore) -> list[str]:
     found: list[str] = []
     for run in await store.query_runs():
         points = await store.query_metrics(run.run_id, names=["validation/reward"], limit=1)
-        found = [run.run_id] if any(point.step == 0 for point in points) else [*found, run.run_id]
+        began_anew = any(point.step == 0 and point.time >= run.start_time for point in points)
+        found = [run.run_id] if began_anew else [*found, run.run_id]
     return found
 
 

@@ -41,7 +41,7 @@ from agentlightning.algorithm.grpo.policy import (
     training_sampling,
     undisturbed,
 )
-from agentlightning.algorithm.grpo.progress import Curriculum, TrainingProgress, close_runs
+from agentlightning.algorithm.grpo.progress import Curriculum, TrainingProgress, close_runs, continue_curve
 from agentlightning.algorithm.grpo.samples import Batch, batch_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings
 from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, validation_summary
@@ -273,8 +273,10 @@ class GRPO(Algorithm):
                 models = served.resources(self.get_initial_resources(), sampling["temperature"])
                 await self.get_store().update_resources(resources_id, models)
             is_restored = self._resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum)
-            if is_restored:
-                await close_runs(self.get_store(), {self.progress.resumed_run_id}, successor=self.get_run_id())
+            resumed, own = self.progress.resumed_run_id, self.get_run_id()
+            if resumed is not None and own is not None:
+                await close_runs(self.get_store(), {resumed}, successor=own)
+                await continue_curve(self.get_store(), resumed, self.progress.step, successor=own)
             await served.publish_first(is_restored=is_restored)
             self.baseline = self.progress.baseline
             if val_dataset is not None and self.baseline is None:

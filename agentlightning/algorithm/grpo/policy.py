@@ -162,11 +162,7 @@ class Policy:
             self.engine.status()
 
     def model_config(self, overrides: Mapping[str, Mapping[str, Any]]) -> ModelConfig:
-        """The entry of the proxy's list of models.
-
-        Args:
-            overrides: Sampling parameters, by id of the resources, that are used whatever agents ask for.
-        """
+        """The entry of the proxy's list of models, with the overrides of `ServedPolicies`."""
         entry = self.engine.model_config()
         own = {resources_id: dict(one) for resources_id, one in overrides.items()}
         info = {**entry.get("model_info", {}), "overrides": own}
@@ -233,11 +229,7 @@ class ServedPolicies:
     """What `serve` begins ends with its stack."""
 
     def __init__(self, policies: Sequence[Policy], overrides: Mapping[str, dict[str, Any]]) -> None:
-        """Prepare; nothing runs before `serve`.
-
-        Args:
-            overrides: Sampling parameters, by id of the resources, that are used whatever agents ask for.
-        """
+        """Prepare. `overrides` are sampling parameters, by id of the resources, used whatever agents ask for."""
         self._policies = policies
         self._overrides = overrides
         self._proxy: LLMProxy | None = None

@@ -89,6 +89,14 @@ async def close_runs(store: LightningStore, run_ids: Set[str | None], *, success
             await store.finish_run(run.run_id, "failed", summary={**run.summary, "error": error})
 
 
+async def continue_curve(store: LightningStore, run_id: str, step: int, *, successor: str) -> None:
+    """Give a run the figures of the one that it goes on with, up to the step that it goes on after."""
+    if await store.get_run_by_id(run_id) is not None:  # the checkpoint may be of another store
+        for point in await store.query_metrics(run_id):
+            if point.step <= step:
+                await store.add_metrics(successor, point.step, point.values, time=point.time)
+
+
 class TrainingProgress:
     """The state of one run besides its weights."""
 
@@ -129,11 +137,7 @@ class TrainingProgress:
         learned: bool,
         failed: FailedReward = "skip",
     ) -> None:
-        """A step is over; its figures are added to the metrics.
-
-        Args:
-            failed: What rollouts that failed count in the mean.
-        """
+        """A step is over; its figures are added to the metrics. `failed` is what failed rollouts count in the mean."""
         rewards = [one.own_reward for one in finished if one.own_reward is not None]
         failures = Counter(one.failure for one in finished if one.own_reward is None)
         counted = reward_of_failed(failed, rewards)
@@ -200,8 +204,7 @@ class TrainingProgress:
     def save(self, policies: Sequence["Policy"], place: Mapping[str, int]) -> None:
         """Write a checkpoint of every policy, if there is a folder for them and none of this very state yet.
 
-        Args:
-            place: Of the first task in the curriculum that was not learned from.
+        `place` is that of the first task in the curriculum that was not learned from.
         """
         if self._folder is None or not self.is_whole or (self.step == self._saved_step and not self._is_best):
             return

@@ -213,6 +213,22 @@ def test_killed_run_is_closed_when_another_takes_its_place(tmp_path: Path) -> No
     assert dead.summary["error"].endswith(f"run '{resumed.run_id}' takes its place.")
 
 
+def test_run_that_goes_on_has_the_curve_of_the_first_up_to_its_checkpoint(tmp_path: Path) -> None:
+    store = agl.InMemoryLightningStore()
+    fit(grpo(steps=2, checkpoints=tmp_path), store=store)
+    (first,) = asyncio.run(store.query_runs())
+    asyncio.run(store.add_metrics(first.run_id, 3, {"reward/mean": 9.0}))  # a step that was not saved
+
+    fit(grpo(steps=3, checkpoints=tmp_path, resume=True), store=store)
+
+    whole = [list(asyncio.run(store.query_metrics(run.run_id))) for run in asyncio.run(store.query_runs())]
+    assert [point.step for point in whole[1]] == [1, 2, 3]
+    assert [(point.time, point.values) for point in whole[1][:2]] == [
+        (point.time, point.values) for point in whole[0][:2]
+    ]
+    assert whole[1][2].values["reward/mean"] == 0.5
+
+
 # ---------------------------------------------------------------------- where the model is left
 
 

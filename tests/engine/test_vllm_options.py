@@ -1,5 +1,7 @@
 """The options of vLLM, the command that starts a server, and what stands before its routes."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,13 @@ def words(lora_rank: int | None = None, **options: Any) -> list[str]:
 
 def value_of(found: list[str], option: str) -> str:
     return found[found.index(option) + 1]
+
+
+def test_extra_has_ray_which_vllm_imports_for_weights_in_gpu_memory_and_does_not_require() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    (extra,) = re.findall(r"^vllm = (.*)$", project, re.MULTILINE)
+
+    assert "[ray]" in extra
 
 
 def test_server_is_started_with_what_training_needs() -> None:

@@ -92,9 +92,7 @@ class Console:
                 asyncio.create_task(self._guarded(work, self._view), name="console")
                 for work in (self._follow, self._show)
             ]
-            listening = asyncio.create_task(self._is_listening.wait())  # before the training begins
-            await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-            listening.cancel()
+            await self._is_listening.wait()  # before the training begins
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -129,6 +127,7 @@ class Console:
     def _go_quiet(self, error: Exception) -> None:
         """Show nothing more, and log why, once."""
         view, self._view = self._view, None
+        self._is_listening.set()  # nobody need wait for it
         if view is None:
             return
         for task in self._tasks:
@@ -168,14 +167,15 @@ class Console:
                 counted_at = time.monotonic()
 
     async def _rest(self, seconds: float) -> None:
-        if not self._is_ending.is_set():
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._is_ending.wait(), seconds)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_ending.wait(), seconds)
 
     async def _query_counts(self, *, is_start: bool = False) -> None:
         """Count what the store holds. What is finished at the start is not of this training."""
-        unfinished = [status for status in STATUS_ORDER if status not in FINAL_ROLLOUT_STATUSES]
-        found = await self._store.query_rollouts(status_in=unfinished, limit=LEFTOVER_ROLLOUTS)
+        found = await self._store.query_rollouts(
+            status_in=[status for status in STATUS_ORDER if status not in FINAL_ROLLOUT_STATUSES],
+            limit=LEFTOVER_ROLLOUTS,
+        )
         finished: dict[str, int] = {
             status: (await self._store.query_rollouts(status_in=[status], limit=0)).total
             for status in STATUS_ORDER
@@ -183,8 +183,10 @@ class Console:
         }
         if is_start:
             self._finished_before = finished
-        ours = {status: total - self._finished_before[status] for status, total in finished.items()}
-        self._progress.recount({rollout.rollout_id: rollout.status for rollout in found}, ours)
+        self._progress.recount(
+            {rollout.rollout_id: rollout.status for rollout in found},
+            {status: total - self._finished_before[status] for status, total in finished.items()},
+        )
 
     # ------------------------------------------------------------------ reading and showing
 

@@ -135,8 +135,7 @@ def build_store(spec: object) -> LightningStore:
         return LightningStoreClient(text)
     if "://" in text:
         raise ConfigurationError(
-            f"store {text!r} has the unknown scheme {scheme!r}; write sqlite:///path/to/file.db, http://host:4747 or "
-            "postgresql://user@host/database."
+            f"store {text!r}: unknown scheme {scheme!r}; write sqlite:///file.db, http://host:4747 or postgresql://host/name"
         )
     if text == "sqlite" or text.endswith((".db", ".sqlite")):
         return SqliteLightningStore("agentlightning.db" if text == "sqlite" else text)

@@ -83,8 +83,7 @@ class Console:
         self._progress = RolloutProgress(time.monotonic())
         self._finished_before: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_listening = asyncio.Event()
-        self._is_ending = asyncio.Event()
+        self._is_listening, self._is_ending = asyncio.Event(), asyncio.Event()
 
     async def __aenter__(self) -> Self:
         if self._view is not None:

@@ -7,9 +7,9 @@ import { asStored, isFinal, MODES, STATUSES, stepOf } from "./states.js";
 import { errorOf } from "./traces.js";
 
 const COLUMNS = [
-  "Rollout", ["Status", "", "status"], ["Mode", "", "mode"], ["Step", "number", "step"],
-  ["Reward", "number", "reward"], ["Task", "wide"], ["Output", "wide"], ["Attempts", "number"],
-  ["Start", "", "start_time"], ["Took", "number"],
+  ["Rollout", "id"], ["Status", "", "status"], ["Mode", "spare", "mode"], ["Step", "number spare", "step"],
+  ["Reward", "number", "reward"], ["Task", "wide"], ["Output", "wide"], ["Attempts", "number spare"],
+  ["Start", "spare", "start_time"], ["Took", "number spare"],
 ];
 const TEXTS = {
   text: ["Task", "input_contains", "part of the task"],

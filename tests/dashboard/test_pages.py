@@ -183,6 +183,9 @@ async def test_an_empty_store_is_told_in_words(page: Page, serve: Serve) -> None
         assert not any(odd in text for odd in ("undefined", "null", "NaN", "[object")), view
 
 
+NARROW_COLUMNS = ["Rollout", "Status", "Reward", "Task", "Output"]
+
+
 @pytest.mark.timeout(TRAINING_SECONDS + 120)  # it may have to train first
 async def test_every_view_fits_a_narrow_screen(page: Page, trained: LightningStoreServer) -> None:
     run, rollout = await trained_ids(trained)
@@ -193,3 +196,8 @@ async def test_every_view_fits_a_narrow_screen(page: Page, trained: LightningSto
         await page.until("document.querySelector('#state').textContent === 'live'")
         await page.until("document.querySelector('main table, main .chart') !== null")
         assert await page.ask("document.documentElement.scrollWidth") <= 400, view
+        if view == "rollouts":
+            shown = "[...document.querySelectorAll('thead th')].filter((one) => one.offsetParent)"
+            assert await page.ask(f"{shown}.map((one) => one.innerText)") == NARROW_COLUMNS
+            hidden = "((one) => one.scrollWidth - one.clientWidth)(document.querySelector('.scroll'))"
+            assert await page.ask(hidden) == 0

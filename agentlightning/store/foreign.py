@@ -267,7 +267,7 @@ class ForeignStore(StoreWrapper):
             return await super().add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
 
-def _reader(field: str) -> Callable[[Rollout], object]:
+def _reader(field: str, _asked: object) -> Callable[[Rollout], object]:
     return index_reader(
         field,
         lambda rollout: rollout,

@@ -26,7 +26,7 @@ from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPA
 from agentlightning.store.local import Call, Clock, LocalStore, execute
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.rollout_index import Columns, index_reader
-from agentlightning.store.selection import Selection, choose
+from agentlightning.store.selection import FEW, Selection, choose
 from agentlightning.store.transaction import OpenSpans, SelectedT
 from agentlightning.store.values import check_size, weigh_rollout, weigh_span
 from agentlightning.store.working_set import Entry, WorkingSet
@@ -203,8 +203,8 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
                 return selection.page([entry.rollout for entry in few.items], few.total)
         entries = list(self.entries.values())
 
-        def reader(field: str) -> Callable[[int], Any]:
-            if field == "input":  # its texts would take too much room
+        def reader(field: str, asked: Sequence[int]) -> Callable[[int], Any]:
+            if field == "input" or len(asked) * FEW < len(entries):  # texts of tasks would take too much room
                 read = _reader(field)
                 return lambda number: read(entries[number])
             return self._columns.values(field, entries).__getitem__
@@ -333,7 +333,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         }
 
 
-def _reader(field: str) -> Callable[[MemoryEntry], Any]:
+def _reader(field: str, _asked: object = None) -> Callable[[MemoryEntry], Any]:
     return index_reader(field, operator.attrgetter("rollout"), operator.attrgetter("latest"))
 
 

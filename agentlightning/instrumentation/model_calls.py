@@ -23,6 +23,7 @@ from opentelemetry.trace import SpanKind
 from typing_extensions import Self
 
 from agentlightning.dialects import Assembler, Dialect
+from agentlightning.dialects.attributes import TOKEN_FACTS
 from agentlightning.dialects.sse import DONE, SseParser
 from agentlightning.instrumentation.steps import Step
 from agentlightning.store.copies import replaced
@@ -41,7 +42,7 @@ RECORDED_HEADER: Final = "x-agl-recorded"
 RECORDED_AS: Final = "agentlightning.proxy.recorded_as"
 """Attribute of a call that the LLM proxy recorded: the value of the header."""
 _CONTENT: Final = re.compile(
-    r"gen_ai\.(prompt|completion|request\.functions)\.|(prompt_token_ids|response_token_ids|logprobs\.\w+)$"
+    rf"gen_ai\.(prompt|completion|request\.functions)\.|({'|'.join(map(re.escape, TOKEN_FACTS))})$"
 )
 """Attributes that hold what was said, as words or as tokens."""
 

@@ -22,7 +22,6 @@ _PATCHES = (
     "instrumentation.frameworks.litellm:LiteLLMPatch",
     "instrumentation.frameworks.crewai:CrewAIPatch",
     "instrumentation.frameworks.langchain:LangChainPatch",
-    "instrumentation.frameworks.weave:WeavePatch",
     "legacy.agentops_patches:AgentOpsPatch",
     "legacy.agentops_patches:AgentOpsLangchainPatch",
 )

@@ -23,7 +23,7 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
-from agentlightning.errors import ConfigurationError, InvalidTransition, StoreUnavailable
+from agentlightning.errors import ConfigurationError, InvalidTransition, StoreError, StoreUnavailable
 from agentlightning.legacy.results import as_rollout, is_report, rollout_from_result
 from agentlightning.types import ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskIfAny, TaskInput
 from agentlightning.utils.deadline import until
@@ -51,7 +51,7 @@ LONGEST_DETAIL = 1000
 """Bytes of a refusal that are logged."""
 _PASSING_STATUSES = (502, 503, 504)
 """What a server that is starting answers, or a gateway before one that is down."""
-_NOT_FOUND = 404
+_NOT_FOUND, _GONE = 404, 410
 
 
 def _in_thread(
@@ -301,7 +301,10 @@ class AgentLightningClient:
         return None
 
     def _send(self, url: str, payload: Json | list[Json] | None) -> Json | None:
-        """The JSON object of an answer; StoreUnavailable if it may come later, ValueError if it is another."""
+        """The JSON object of an answer; StoreUnavailable if it may come later, ValueError if it is another.
+
+        StoreError of a server that does not speak this protocol.
+        """
         if self._closed.is_set():
             raise StoreUnavailable("This client is closed; make a new one.")
         method, headers, body = "GET", self._default_headers, None
@@ -318,6 +321,8 @@ class AgentLightningClient:
             text = f"{request} was refused with {answer.status_code}: {detail}"
             if answer.status_code in _PASSING_STATUSES:
                 raise StoreUnavailable(text)
+            if answer.status_code == _GONE:  # a server of another kind, which will never have a task
+                raise StoreError(text)
             if answer.status_code != _NOT_FOUND or not urlsplit(url).path.startswith(self._resources_uri):
                 raise ValueError(text)
             logger.debug("%s", text)  # there are no resources, which is an answer

@@ -21,11 +21,13 @@ from agentlightning.runner.results import output_of
 from agentlightning.store.base import LightningStore, is_finished, is_queuing, is_running
 from agentlightning.store.foreign import adapted
 from agentlightning.store.forwarding import innermost
+from agentlightning.store.http.credentials import secrets_in
 from agentlightning.store.local import LocalStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import (
     AttemptedRollout,
     NamedResources,
+    ProxyLLM,
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
@@ -47,6 +49,9 @@ HEALTH_SECONDS = 5.0
 LEGACY_PREFIX = "rollout-"
 """How ids of tasks begin that were queued through this protocol."""
 RESOURCES_PREFIX = "res-"
+OF_ATTEMPT = "@attempt@"
+"""Between the id of resources and those of the rollout and the attempt to which they are bound."""
+_ATTEMPT_IDS = 2
 RETRIEVED = "agentlightning.legacy.retrieved"
 """Metadata key that says a result was retrieved."""
 _MANY_ATTEMPTS = 1_000_000
@@ -281,6 +286,33 @@ class ServerDataStore:
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         """The resources of that id; None if there are none."""
         return await self.store.get_resources_by_id(resources_id)
+
+    async def with_resources_of_attempt(self, task: Task) -> Task:
+        """A claimed task whose resources are bound to its attempt, if they hold the secret of a locked LLM proxy.
+
+        The old protocol fetches resources by their id alone, so the id that the task names says the attempt too.
+        """
+        update = await (
+            self.get_latest_resources() if task.resources_id is None else self.get_resources_by_id(task.resources_id)
+        )
+        attempt = await self.store.get_latest_attempt(task.rollout_id)
+        if attempt is None or update is None or not secrets_in(update):
+            return task
+        resources_id = OF_ATTEMPT.join((update.resources_id, task.rollout_id, attempt.attempt_id))
+        return task.model_copy(update={"resources_id": resources_id})
+
+    async def resources_of_attempt(self, resources_id: str) -> ResourcesUpdate | None:
+        """Resources under an id of `with_resources_of_attempt`, with the attempt's own keys; None if it is none."""
+        own_id, *ids = resources_id.split(OF_ATTEMPT)
+        update = await self.get_resources_by_id(own_id) if len(ids) == _ATTEMPT_IDS else None
+        rollout = None if update is None else await self.store.get_rollout_by_id(ids[0])
+        if update is None or not isinstance(rollout, AttemptedRollout) or rollout.attempt.attempt_id != ids[1]:
+            return None
+        bound = {
+            name: one.with_attempted_rollout(rollout) if isinstance(one, ProxyLLM) else one
+            for name, one in update.resources.items()
+        }
+        return update.model_copy(update={"resources_id": resources_id, "resources": bound})
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         """What was published last; None if nothing was."""

@@ -20,8 +20,9 @@ from agentlightning.asgi.response import Response, error_response, json_response
 from agentlightning.asgi.routes import RouteTable
 from agentlightning.errors import AgentLightningError, NotAllowed, NotFound, StoreUnavailable
 from agentlightning.legacy.data_store import ServerDataStore, check_sendable
+from agentlightning.store.http.credentials import AnswerCredentials
 from agentlightning.store.http.service import BODY_TIMEOUT_SECONDS
-from agentlightning.store.http.tokens import admit
+from agentlightning.store.http.tokens import Scope, admit
 from agentlightning.types import GenericResponse, NamedResources, RolloutLegacy, RolloutMode, TaskIfAny, TaskInput
 from agentlightning.utils.json_values import JsonObject
 
@@ -52,16 +53,22 @@ class Publication(BaseModel):
 class Call:
     """One request to a server that has started."""
 
-    def __init__(self, data_store: ServerDataStore, request: Request, body: bytes) -> None:
+    def __init__(
+        self, data_store: ServerDataStore, request: Request, body: bytes, scope: Scope, token: str | None
+    ) -> None:
         self.store = data_store
         self.body = body
         self._request = request
+        self._scope = scope
+        self._credentials = AnswerCredentials(data_store.store, token)
 
     async def next_task(self) -> Response:
         """Claim the next task; tasks whose claim has run out of time are back in the queue before it is served."""
         await self.store.forget_stale_tasks()
         client = self._request.scope.get("client")
         task = await self.store.get_next_task(f"legacy-{client[0] if client else 'unknown'}")
+        if task is not None and self._scope.kind != "admin":
+            task = await self.store.with_resources_of_attempt(task)
         return _written(TaskIfAny(is_available=task is not None, task=task))
 
     async def submit_task(self) -> Response:
@@ -82,14 +89,14 @@ class Call:
         latest = await self.store.get_latest_resources()
         if latest is None:
             raise NotFound("No resources have been set; publish some with update_resources.")
-        return _written(latest)
+        return _written(await self._credentials.shown_to(self._scope, latest))
 
     async def resources_by_id(self, resource_id: str) -> Response:
         """Resources by their id."""
-        update = await self.store.get_resources_by_id(resource_id)
+        update = await self.store.get_resources_by_id(resource_id) or await self.store.resources_of_attempt(resource_id)
         if update is None:
             raise NotFound(f"Resources with ID '{resource_id}' not found; ask for /resources/latest.")
-        return _written(update)
+        return _written(await self._credentials.shown_to(self._scope, update))
 
     async def publish_resources(self) -> Response:
         """Publish resources; they become the latest."""
@@ -148,7 +155,7 @@ class LegacyApp:
         request = Request(scope, receive)
         try:
             self._callers.check(scope)
-            response = await self._respond(request, self._checked_limit(request))
+            response = await self._respond(request, self._checked_scope(request))
         except Disconnected:
             return
         except ValidationError as error:  # what is wrong where; the input is not repeated
@@ -160,18 +167,18 @@ class LegacyApp:
             response = error_response(error)
         await response.send(send, accept_encoding=request.header(b"accept-encoding"))
 
-    def _checked_limit(self, request: Request) -> int:
-        """How large the body may be, which is for admins alone above a few megabytes; refuses what is not permitted."""
+    def _checked_scope(self, request: Request) -> Scope:
+        """On whose behalf the caller speaks; refuses what that does not permit."""
         if self._token is None:
-            return MAX_BODY_BYTES
+            return Scope("admin")
         permitted = admit(self._token, request.header(b"authorization"))
         method, path = request.scope["method"], request.scope["path"]
         is_for_runners = method == "GET" or path in _RUNNERS_POSTS
         if permitted.kind != "admin" and not (permitted.kind == "runner" and is_for_runners):
             raise NotAllowed(f"A token of scope {permitted} does not permit {method} {path}; use the master token.")
-        return MAX_BODY_BYTES if permitted.kind == "admin" else LARGE_BYTES
+        return permitted
 
-    async def _respond(self, request: Request, max_bytes: int) -> Response:
+    async def _respond(self, request: Request, permitted: Scope) -> Response:
         verb = request.scope["method"]
         found = self._routes.find(verb, request.raw_path)
         if found is None:
@@ -184,11 +191,12 @@ class LegacyApp:
         async with AsyncExitStack() as memory:
             body = b""
             if verb == "POST":
+                max_bytes = MAX_BODY_BYTES if permitted.kind == "admin" else LARGE_BYTES
                 reading = self._bodies.read(request, max_bytes=max_bytes, timeout_seconds=BODY_TIMEOUT_SECONDS)
                 body = await memory.enter_async_context(reading)
                 await self._bodies.parse(body, lambda body: None)
             if self.data_store is not None:
-                return await endpoint(Call(self.data_store, request, body), **values)
+                return await endpoint(Call(self.data_store, request, body, permitted, self._token), **values)
         if endpoint is Call.next_task:
             return _written(TaskIfAny(is_available=False))
         raise StoreUnavailable("The server is not initialised; wait until it has started.")

@@ -95,6 +95,7 @@ def fit_v0(
                 join_workers(processes)
         except KeyboardInterrupt:
             logger.info("Interrupted; the workers have ended.")
+            raise
         finally:
             trainer.tracer.teardown()
 

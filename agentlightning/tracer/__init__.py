@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from agentlightning.tracer.base import Tracer, clear_active_tracer, get_active_tracer, set_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.utils.deprecation import missing_name
 
 if TYPE_CHECKING:
     from agentlightning.tracer.agentops import AgentOpsTracer
@@ -24,4 +25,4 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "AgentOpsTracer":  # it lives above this package
         return pkgutil.resolve_name("agentlightning.tracer.agentops:AgentOpsTracer")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise missing_name(__name__, name)

@@ -7,16 +7,18 @@ the one rollout that is running in the process, and if several are, to none, bec
 worse than one that is missing.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.once import fork_handlers, once
+from agentlightning.utils.otel import get_tracer
 
 if TYPE_CHECKING:
+    from opentelemetry import trace
     from opentelemetry.sdk.trace import ReadableSpan
 
     from agentlightning.tracer.base import Tracer
@@ -55,10 +57,14 @@ class Losses:
 
 
 class Recorder:
-    """The finished spans of one trace, in the order they ended, and how many of them were lost on the way."""
+    """The finished spans of one trace, in the order they ended, and how many of them were lost on the way.
 
-    def __init__(self, name: str | None = None) -> None:
+    It also begins spans as a tracer of OpenTelemetry does.
+    """
+
+    def __init__(self, name: str | None = None, otel_tracer: "Callable[[], trace.Tracer]" = get_tracer) -> None:
         self.name = name
+        self._otel_tracer = otel_tracer
         self.losses = Losses()
         self.numbers: dict[int, int] = {}
         """Sequence ids in the store by span id, as far as they are known."""
@@ -71,6 +77,16 @@ class Recorder:
     def spans(self) -> "list[ReadableSpan]":
         """A copy; spans that end later are not in it."""
         return list(self._spans)
+
+    @property
+    def start_span(self) -> "Callable[..., trace.Span]":
+        """OpenTelemetry's method of this name; its spans are recorded here when they end."""
+        return self._otel_tracer().start_span
+
+    @property
+    def start_as_current_span(self) -> "Callable[..., AbstractContextManager[trace.Span]]":
+        """As `start_span`, around a block or a function; spans that begin inside are its children."""
+        return self._otel_tracer().start_as_current_span
 
 
 @dataclass(frozen=True, eq=False)

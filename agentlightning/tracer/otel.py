@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Final
 
 from opentelemetry import trace
@@ -25,12 +25,10 @@ from agentlightning.instrumentation.threads import ThreadContextPatch
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import CARRIED, Binding, current_binding, is_unobserved, observations
 from agentlightning.tracer.recording import RecordingTracer
-from agentlightning.tracer.spans import operation, write_span
-from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContext, TraceStatus
 from agentlightning.utils.once import once
-from agentlightning.utils.otel import get_tracer
+from agentlightning.utils.otel import SCOPE_NAME
 
-__all__ = ["OtelTracer", "RolloutSpanProcessor", "binding_of_open"]
+__all__ = ["OtelTracer", "RolloutSpanProcessor", "binding_of_open", "private_tracer"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,24 +84,6 @@ class OtelTracer(RecordingTracer):
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_applied": ()}
 
-    def create_span(
-        self,
-        name: str,
-        attributes: Attributes | None = None,
-        timestamp: float | None = None,
-        status: TraceStatus | None = None,
-    ) -> SpanCoreFields:
-        return write_span(get_tracer(), name, attributes, timestamp=timestamp, status=status)
-
-    def operation_context(
-        self,
-        name: str,
-        attributes: Attributes | None = None,
-        start_time: float | None = None,
-        end_time: float | None = None,
-    ) -> AbstractContextManager[SpanRecordingContext]:
-        return operation(get_tracer(), name, attributes, start_time=start_time, end_time=end_time)
-
 
 @once
 def _thread_context() -> Instrumentation:
@@ -112,15 +92,10 @@ def _thread_context() -> Instrumentation:
 
 
 def _provider() -> TracerProvider:
-    """The SDK provider that is installed; ours is, if there was none.
-
-    Ours keeps every span, and as many attributes as it has: a long conversation has more than the usual 128.
-    """
+    """The SDK provider that is installed; ours is, if there was none."""
     with _INSTALLING:
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            is_limited = bool({OTEL_ATTRIBUTE_COUNT_LIMIT, OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT} & os.environ.keys())
-            limits = SpanLimits() if is_limited else SpanLimits(max_span_attributes=SpanLimits.UNSET)
-            trace.set_tracer_provider(TracerProvider(ALWAYS_ON, span_limits=limits, shutdown_on_exit=False))
+            trace.set_tracer_provider(_new_provider())
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         raise TracingError(
@@ -128,6 +103,21 @@ def _provider() -> TracerProvider:
             "no span processor can be added; install opentelemetry.sdk.trace.TracerProvider, or none."
         )
     return provider
+
+
+def _new_provider() -> TracerProvider:
+    """One that keeps every span, and all attributes that it has: a long conversation has more than the usual 128."""
+    is_limited = bool({OTEL_ATTRIBUTE_COUNT_LIMIT, OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT} & os.environ.keys())
+    limits = SpanLimits() if is_limited else SpanLimits(max_span_attributes=SpanLimits.UNSET)
+    return TracerProvider(ALWAYS_ON, span_limits=limits, shutdown_on_exit=False)
+
+
+@once
+def private_tracer() -> trace.Tracer:
+    """For a tracer that installs no provider: its spans are recorded in their trace, and nowhere else."""
+    provider = _new_provider()
+    _listen_to(provider)
+    return provider.get_tracer(SCOPE_NAME)
 
 
 def _listen_to(provider: TracerProvider) -> None:

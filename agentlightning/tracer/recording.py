@@ -1,7 +1,7 @@
 """RecordingTracer: opens and closes traces, whatever records their spans."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,11 +10,14 @@ from agentlightning.errors import ConfigurationError, TracingError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.binding import Binding, Losses, Recorder, observe
+from agentlightning.tracer.spans import operation, write_span
 from agentlightning.tracer.trace_shipper import TraceShipper, trace_shippers
-from agentlightning.types import Span
+from agentlightning.types import Attributes, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
 from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
+from agentlightning.utils.otel import get_tracer
 
 if TYPE_CHECKING:
+    from opentelemetry import trace
     from opentelemetry.sdk.trace import ReadableSpan
 
 _LAST: ContextVar[Binding | None] = ContextVar("agentlightning_last_trace", default=None)
@@ -117,7 +120,8 @@ class RecordingTracer(Tracer):
     @contextmanager
     def _recording(self, binding: Binding) -> Iterator[None]:
         with observe(binding):
-            self._remember(binding)
+            self._last = binding
+            _LAST.set(binding)
             yield
 
     def get_last_trace(self) -> "list[ReadableSpan]":
@@ -125,6 +129,30 @@ class RecordingTracer(Tracer):
 
     def get_last_losses(self) -> Losses:
         return self._last_binding().recorder.losses
+
+    # ------------------------------------------------------------------ spans
+
+    def _otel_tracer(self) -> "trace.Tracer":
+        """Give the tracer with which spans are written."""
+        return get_tracer()
+
+    def create_span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
+        return write_span(self._otel_tracer(), name, attributes, timestamp=timestamp, status=status)
+
+    def operation_context(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> AbstractContextManager[SpanRecordingContext]:
+        return operation(self._otel_tracer(), name, attributes, start_time=start_time, end_time=end_time)
 
     # ------------------------------------------------------------------ bindings
 
@@ -138,7 +166,7 @@ class RecordingTracer(Tracer):
             )
         is_paused = lifecycle_of(self).state is LifecycleState.PAUSED
         if is_paused or (rollout_id is None and attempt_id is None and store is None):
-            return Binding(self, Recorder(name), None, rollout_id or "", attempt_id or "")
+            return Binding(self, Recorder(name, self._otel_tracer), None, rollout_id or "", attempt_id or "")
         store = store if store is not None else self.store
         if store is None or rollout_id is None or attempt_id is None:
             given = {"store": store, "rollout_id": rollout_id, "attempt_id": attempt_id}
@@ -146,7 +174,7 @@ class RecordingTracer(Tracer):
             raise ConfigurationError(
                 f"A trace needs store, rollout_id and attempt_id, or none of them; {' and '.join(missing)}."
             )
-        return Binding(self, Recorder(name), self._shipper_to(store), rollout_id, attempt_id)
+        return Binding(self, Recorder(name, self._otel_tracer), self._shipper_to(store), rollout_id, attempt_id)
 
     def _shipper_to(self, store: LightningStore) -> TraceShipper:
         shipper = self._shippers.get(id(store))
@@ -155,10 +183,6 @@ class RecordingTracer(Tracer):
             if self._shippers.setdefault(id(store), shipper) is not shipper:  # another thread was faster
                 trace_shippers().release(shipper)
         return self._shippers[id(store)]
-
-    def _remember(self, binding: Binding) -> None:
-        self._last = binding
-        _LAST.set(binding)
 
     def _last_binding(self) -> Binding:
         here = _LAST.get()

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from agentlightning.errors import NotAllowed, NotFound, StoreError, StoreUnavailable
+from agentlightning.errors import NotAllowed, NotFound, QuotaExceeded, StoreError, StoreUnavailable
 from agentlightning.instrumentation.otel_internals import suppress as suppress_instrumentation
 from agentlightning.store.base import LightningStore
 from agentlightning.store.foreign import adapted
@@ -307,7 +307,7 @@ class Shipper:
     async def _sort_out(self, items: Sequence[PendingItem], error: Exception) -> None:
         """The store refused a batch, all or nothing: find the items at fault."""
         is_of_one_owner = len({item.owner for item in items}) == 1
-        if len(items) == 1 or (is_of_one_owner and isinstance(error, (NotFound, NotAllowed))):
+        if len(items) == 1 or (is_of_one_owner and isinstance(error, (NotFound, NotAllowed, QuotaExceeded))):
             for item in items:
                 item.lose(f"the store refused it: {type(error).__name__}: {error}", error)
             self._note_progress()

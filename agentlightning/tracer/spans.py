@@ -15,7 +15,7 @@ from agentlightning.store.copies import replaced
 from agentlightning.types import Attributes, Span, SpanCoreFields, StatusCode, TraceStatus
 from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import convert_timestamp
-from agentlightning.utils.otel import format_exception_attributes, sanitize_attributes, showable
+from agentlightning.utils.otel import sanitize_attributes, showable
 
 _NANOSECONDS: Final = 10**9
 MOST_PATTERNS: Final = 64
@@ -58,7 +58,16 @@ def write_span(
     span.end(at)
     if isinstance(span, ReadableSpan):
         return core_fields_of(span)
-    return SyntheticRecording(name, attributes or {}, timestamp).end(timestamp)  # the provider's sampler left it out
+    return unsampled_fields(name, attributes, timestamp)
+
+
+def unsampled_fields(
+    name: str, attributes: Mapping[str, Any] | None = None, timestamp: float | None = None
+) -> SpanCoreFields:
+    """A span that the provider's sampler left out, and so has nothing of its own."""
+    at, status = time.time() if timestamp is None else timestamp, TraceStatus(status_code="UNSET")
+    plain = sanitize_attributes(attributes or {})
+    return SpanCoreFields(name=name, status=status, attributes=plain, start_time=at, end_time=at)
 
 
 @contextmanager
@@ -103,7 +112,7 @@ class OtelRecording:
 
     def get_recorded_span(self) -> SpanCoreFields:
         span = self.span
-        return core_fields_of(span) if isinstance(span, ReadableSpan) else SyntheticRecording(self._name, {}).end()
+        return core_fields_of(span) if isinstance(span, ReadableSpan) else unsampled_fields(self._name)
 
 
 # ---------------------------------------------------------------------- by hand
@@ -126,43 +135,6 @@ def readable_span(core: SpanCoreFields, *, kind: type[ReadableSpan] = ReadableSp
         start_time=nanoseconds(core.start_time),
         end_time=nanoseconds(core.end_time),
     )
-
-
-class SyntheticRecording:
-    """A span that is being written without OpenTelemetry; a `SpanRecordingContext`."""
-
-    def __init__(
-        self,
-        name: str,
-        attributes: Mapping[str, object],
-        start_time: float | None = None,
-        status: TraceStatus | None = None,
-    ) -> None:
-        self._span = SpanCoreFields(
-            name=name,
-            status=status or TraceStatus(status_code="UNSET"),
-            attributes=sanitize_attributes(attributes),
-            start_time=time.time() if start_time is None else start_time,
-            end_time=None,
-        )
-
-    def record_exception(self, exception: BaseException) -> None:
-        self._span.attributes |= format_exception_attributes(exception)
-        self.record_status("ERROR", f"{type(exception).__name__}: {showable(exception)}")
-
-    def record_attributes(self, attributes: Attributes) -> None:
-        self._span.attributes |= sanitize_attributes(attributes)
-
-    def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
-        self._span.status = TraceStatus(status_code=status_code, description=description)
-
-    def end(self, end_time: float | None = None) -> SpanCoreFields:
-        """The span, which has ended then, or now."""
-        self._span.end_time = time.time() if end_time is None else end_time
-        return self.get_recorded_span()
-
-    def get_recorded_span(self) -> SpanCoreFields:
-        return self._span.model_copy(update={"attributes": dict(self._span.attributes)})
 
 
 # ---------------------------------------------------------------------- from OpenTelemetry's form to ours

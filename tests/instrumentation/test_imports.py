@@ -244,3 +244,11 @@ assert not hasattr(openai._base_client.SyncAPIClient.request, "__wrapped__")
 assert sys.meta_path == finders, sys.meta_path
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_tracer_that_is_open_when_the_interpreter_ends_says_nothing() -> None:
+    script = "import agentlightning as agl; opened = agl.OtelTracer().lifespan(); opened.__enter__()"
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+
+    assert (ended.stdout, ended.stderr) == ("", "")

@@ -234,7 +234,6 @@ def test_a_child_process_records_its_own_calls(stub_model: StubModel) -> None:
         "tracer.otel:_thread_context",
         "tracer.binding:observations",
         "tracer.trace_shipper:trace_shippers",
-        "legacy.http_tracer:_clients",
     ],
 )
 def test_threads_that_begin_together_share_what_a_process_has_one_of(address: str) -> None:

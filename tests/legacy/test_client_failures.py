@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, StoreError
 from agentlightning.legacy.client import RESULT_TRIES, AgentLightningClient
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
+from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from agentlightning.types import RolloutLegacy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
@@ -138,3 +139,16 @@ def test_an_address_that_is_none_is_refused_with_the_way_out(address: str, way_o
     with pytest.raises(ConfigurationError) as refused:
         AgentLightningClient(address)
     assert way_out in str(refused.value)
+
+
+# ---------------------------------------------------------------------- a server of another kind
+
+
+def test_client_of_a_store_is_told_how_its_agent_runs_there(connect: Any) -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
+    asyncio.run(server.start())
+    try:
+        with pytest.raises(StoreError, match=r"protocol of tasks; run the agent with `agl runner MODULE:AGENT"):
+            connect(server.endpoint).poll_next_task()
+    finally:
+        asyncio.run(server.stop())

@@ -13,7 +13,6 @@ from agentlightning.client import AgentLightningClient, DevTaskLoader
 from agentlightning.runner.legacy import LegacyAgentRunner
 from agentlightning.server import AgentLightningServer, ServerDataStore
 from agentlightning.tracer import DummyTracer
-from agentlightning.tracer.http import HttpTracer
 from tests.legacy.agents import Newer
 
 with warnings.catch_warnings():
@@ -26,7 +25,6 @@ from agentlightning.server import AgentLightningServer, ServerDataStore
 from agentlightning.runner.legacy import LegacyAgentRunner
 from agentlightning.trainer.legacy import TrainerLegacy
 from agentlightning.tracer.agentops import AgentOpsTracer, LightningSpanProcessor
-from agentlightning.tracer.http import HttpTracer
 from agentlightning.instrumentation.agentops import AgentOpsServerManager, instrument_agentops
 from agentlightning.instrumentation.agentops_langchain import instrument_agentops_langchain
 from agentlightning.llm_proxy import LightningSpanExporter
@@ -54,10 +52,9 @@ def test_importing_is_silent() -> None:
             lambda: LegacyAgentRunner(Newer(), QUIET_CLIENT, DummyTracer(), TracerTraceToTriplet()),
             ["LegacyAgentRunner .* use LitAgentRunner with a store"],
         ),
-        (lambda: HttpTracer(), ["HttpTracer is deprecated; OtelTracer"]),
         (lambda: ServerDataStore(), []),
     ],
-    ids=["client", "server", "loader", "runner", "http tracer", "data store"],
+    ids=["client", "server", "loader", "runner", "data store"],
 )
 def test_each_class_warns_at_the_line_that_constructs_it(construct: Callable[[], object], messages: list[str]) -> None:
     caught = warnings_of(construct)

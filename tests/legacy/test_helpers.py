@@ -2,8 +2,6 @@
 
 import gzip
 import json
-from datetime import datetime, timezone
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from starlette.testclient import TestClient
 
 from agentlightning.llm_proxy import StreamConversionMiddleware
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
-from agentlightning.tracer.weave import WeaveTracer
 from agentlightning.utils.otlp import PROTOBUF_CT, LightningStoreOTLPExporter, handle_otlp_export, spans_from_proto
 
 EMPTY = b""
@@ -154,36 +151,3 @@ async def test_spans_of_a_message_are_numbered_by_the_caller() -> None:
         return [7]
 
     assert [(span.name, span.sequence_id) for span in await spans_from_proto(message, numbers)] == [("step", 7)]
-
-
-@pytest.mark.parametrize("exception", [None, "ValueError: no"], ids=["succeeded", "failed"])
-async def test_call_of_weave_becomes_a_span(exception: str | None) -> None:
-    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    call = SimpleNamespace(
-        id="c2",
-        trace_id="t1",
-        parent_id="c1",
-        op_name="weave:///team/project/op/tools.search:abc",
-        attributes={"k": {"n": 1}},
-        inputs={"words": ["a", 1]},
-        output=None if exception else {"hits": [1, 2]},
-        summary=None,
-        exception=exception,
-        started_at=at,
-        ended_at=at,
-    )
-
-    span = await WeaveTracer.__new__(WeaveTracer).convert_call_to_span(call, "r", "a", 3)
-
-    place = (span.rollout_id, span.attempt_id, span.sequence_id, span.trace_id, span.span_id, span.parent_id)
-    assert place == ("r", "a", 3, "t1", "c2", "c1")
-    assert (span.name, span.start_time) == ("tools.search", at.timestamp())
-    assert (span.status.status_code, span.status.description) == ("ERROR" if exception else "OK", exception)
-    ending = {"exception.message": exception} if exception else {"agentlightning.operation.output.hits": [1, 2]}
-    assert span.attributes == {
-        "agentlightning.operation.name": "weave:///team/project/op/tools.search:abc",
-        "k.n": 1,
-        "agentlightning.operation.input.words.0": "a",
-        "agentlightning.operation.input.words.1": 1,
-        **ending,
-    }

@@ -105,7 +105,8 @@ def test_an_interrupt_ends_it_well(n_runners: int, served: ServerInThread, conne
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=interrupt_when_done).start()
-    training(n_runners=n_runners).fit_v0(Newer(), connect(served.endpoint))
+    with pytest.raises(KeyboardInterrupt):
+        training(n_runners=n_runners).fit_v0(Newer(), connect(served.endpoint))
 
     children = [child.name() for child in left_behind()]
     assert [name for name in children if name.startswith("AgentLightning-")] == []

@@ -218,13 +218,6 @@ def test_a_tracer_leaves_no_thread_behind(store: InMemoryLightningStore) -> None
     assert shipping_threads() == before
 
 
-def test_weave_is_missed_in_words() -> None:
-    from agentlightning.tracer.weave import WeaveTracer
-
-    with pytest.raises(ImportError, match="pip install weave"):
-        WeaveTracer()
-
-
 # ---------------------------------------------------------------------- the provider, which a process has once
 
 
@@ -339,3 +332,46 @@ def test_every_span_of_the_process_is_seen_whoever_makes_the_tracer(tracer: Otel
     with tracer._trace_context_sync():
         made_before.start_span("one").end()
     assert names(tracer) == ["one"]
+
+
+# ---------------------------------------------------------------------- spans of OpenTelemetry's own methods
+
+
+async def test_trace_begins_spans_as_a_tracer_of_opentelemetry_does(
+    any_tracer: RecordingTracer, store: InMemoryLightningStore
+) -> None:
+    rollout = await store.start_rollout("task")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+
+    async with any_tracer.trace_context(store=store, **ids) as recorder:
+        with recorder.start_as_current_span("outer", attributes={"number": 1}) as outer:
+            recorder.start_span("inner").end()
+            outer.set_attribute("late", value=True)
+
+    inner, around = await store.query_spans(rollout.rollout_id)
+    assert (inner.name, inner.parent_id) == ("inner", around.span_id)
+    assert (around.name, around.attributes) == ("outer", {"number": 1, "late": True})
+    assert names(any_tracer) == ["inner", "outer"]
+
+
+def test_span_begun_by_a_trace_records_what_is_raised_in_it(any_tracer: RecordingTracer) -> None:
+    with any_tracer._trace_context_sync() as recorder:
+        function = recorder.start_as_current_span("work")(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            function()
+
+    (span,) = any_tracer.get_last_trace()
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert span.events[0].name == "exception"
+
+
+@pytest.mark.parametrize("kind", [OtelTracer, AgentOpsTracer])
+def test_spans_begun_by_a_trace_nest_with_ours(kind: type[RecordingTracer]) -> None:
+    with kind().lifespan() as tracer, tracer._trace_context_sync() as recorder:
+        with recorder.start_as_current_span("outer"), tracer.operation_context("ours"):
+            recorder.start_span("inner").end()
+
+        spans = {span.name: span for span in recorder.spans()}
+    parents = {name: span.parent.span_id if span.parent else None for name, span in spans.items()}
+    assert parents["inner"] == spans["ours"].context.span_id
+    assert parents["ours"] == spans["outer"].context.span_id

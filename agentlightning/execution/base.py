@@ -53,6 +53,8 @@ class ExecutionStrategy:
 
     n_runners: int = 0
     """How many workers it places; zero if that is not its own to say."""
+    is_interrupted: bool = False
+    """Whether the last `execute` was ended by KeyboardInterrupt, after which it returns."""
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run both sides until the algorithm is done; returns when all has ended."""

@@ -6,11 +6,13 @@ import errno
 import functools
 import logging
 import os
+import secrets
 import signal
 import socket
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, get_args
@@ -31,6 +33,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
 from agentlightning.store.http.codec import prepare_codecs
+from agentlightning.store.http.reader_file import LOOPBACK, reader_token_file
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.server_launcher import reserved_socket
@@ -54,15 +57,16 @@ _CONNECT_SECONDS: Final = 0.025
 class ClientServerExecutionStrategy(ExecutionStrategy):
     """The algorithm serves the store; runners are clients of it, each in a process of its own.
 
-    A store that is a client of a server already is not served again: runners are clients of that server.
+    A store that is a client of a server already is not served again: runners are clients of that server. Where both
+    sides run here, the server demands a token: AGL_STORE_TOKEN, or one that only this training and its runners have.
 
     On several machines, start the same script with AGL_CURRENT_ROLE=algorithm on one and AGL_CURRENT_ROLE=runner on the
     others, with AGL_SERVER_HOST and AGL_SERVER_PORT saying where the algorithm is.
     """
 
     alias = "cs"
-    is_interrupted = False
-    """Whether Ctrl-C has ended runners that are alone in their process."""
+    _token: str | None = None
+    """What the server of both sides demands; None leaves it to AGL_STORE_TOKEN."""
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             max_restarts: How often each runner that died is started again.
             start_method: How processes are made; fork where there is fork, if left out. With spawn the agent, the
                 runner and the hooks must be picklable.
-            insecure: Serve other machines without a token.
+            insecure: Serve without a token, other machines too.
         """
         self.role = resolve_str_env_var(LightningEnvVar.AGL_CURRENT_ROLE, role, "both")
         if self.role not in get_args(Role):
@@ -180,7 +184,16 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         inner = None if store is None else innermost(store)
         if isinstance(inner, LightningStoreClient):
             return copy.copy(inner)  # the same address, token and patience, and connections of its own
-        return LightningStoreClient(f"http://{self.server_host}:{self.server_port}")
+        return LightningStoreClient(f"http://{self._bound_host}:{self.server_port}", **self._credentials)
+
+    @property
+    def _credentials(self) -> dict[str, Any]:
+        return {} if self._token is None else {"token": self._token}
+
+    @property
+    def _bound_host(self) -> str:
+        """Where the server listens; a token is not shown at the other address of localhost, which others may have."""
+        return LOOPBACK if self.server_host == "localhost" and self._token is not None else self.server_host
 
     # ------------------------------------------------------------------ the two sides
 
@@ -189,24 +202,31 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     ) -> None:
         """Serve the store and run the algorithm against it; an algorithm that prepares it first is served then."""
         server: LightningStoreServer | None = None
+        served = ExitStack()
         try:
             if self._serves(store):
                 token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, None)
                 refuse_open_address(self.server_host, token, is_insecure=self.insecure, option="server_host")
-                server = LightningStoreServer(store, host=self.server_host, port=self.server_port)
+                server = LightningStoreServer(store, host=self._bound_host, port=self.server_port, **self._credentials)
                 if self._reserved is not None and self._reserved.getsockname()[1] == self.server_port:
                     server.launcher_args.reserved, self._reserved = self._reserved, None
                 if isinstance(algorithm, PreparingBundle):
-                    algorithm.on_prepared = server.start
+                    algorithm.on_prepared = functools.partial(self._start_server, server, served)
                 else:
-                    await server.start()
+                    await self._start_server(server, served)
             await algorithm(store if server is None else server, stop_evt)
         except BaseException:
             stop_evt.set()
             raise
         finally:
+            served.close()
             if server is not None:
                 await server.stop()
+
+    async def _start_server(self, server: LightningStoreServer, served: ExitStack) -> None:
+        await server.start()
+        if self._token is not None:
+            served.enter_context(reader_token_file(self.server_host, self.server_port, self._token))
 
     async def _execute_runner(
         self, runner: RunnerBundle, worker_id: int, store: LightningStore | None, stop_evt: ExecutionEvent
@@ -231,7 +251,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         """Wait for the server, which starts beside us; one that does not come in time is the client's business."""
         for _ in range(round(_SERVER_SECONDS / _CONNECT_SECONDS)):
             try:
-                _, writer = await asyncio.open_connection(self.server_host, self.server_port)
+                _, writer = await asyncio.open_connection(self._bound_host, self.server_port)
             except OSError:
                 if await until(stop.is_set, timeout_seconds=_CONNECT_SECONDS):
                     return
@@ -326,6 +346,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         """Run what belongs here until the algorithm is done; what this process raises is raised."""
         ctx = children.start_context(self.start_method)
         stop = MultiprocessingEvent(ctx=ctx)
+        self.is_interrupted = False
         try:
             if self.role == "algorithm":
                 asyncio.run(self._execute_algorithm(algorithm, store, stop))
@@ -333,11 +354,14 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 self._execute_runners_only(runner, store, stop, ctx)
             elif self.role == "both":
                 self._secure_port(store)
+                own = None if self.insecure else secrets.token_urlsafe()
+                self._token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN) or own
                 place = self._execute_both if self.main_process == "algorithm" else self._execute_around_runner
                 place(algorithm, runner, store, stop, ctx)
             else:
                 raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
         except KeyboardInterrupt:
+            self._note_interrupt()
             logger.warning("KeyboardInterrupt received; everything has been stopped.")
 
     def _execute_runners_only(

@@ -65,7 +65,8 @@ class OrphanedQueueGuard:
             await asyncio.sleep(min(POLL_SECONDS, self.patience_seconds))
             count = 0
             if self.are_runners_gone() and not event.is_set() and not await self._has_others(store):
-                count = await _count(store, "queuing", "requeuing")
+                run_id = getattr(self.algorithm, "run_id", None)
+                count = await _count(store, "queuing", "requeuing", run_id=run_id)
             if count == 0:
                 since = None
                 continue
@@ -90,7 +91,9 @@ class OrphanedQueueGuard:
         return True
 
 
-async def until_workers_silent(store: LightningStore, patience_seconds: float) -> TrainingError:
+async def until_workers_silent(
+    store: LightningStore, patience_seconds: float, run_id: str | None = None
+) -> TrainingError:
     """Returns an error when workers have come, all have fallen silent, and rollouts wait that none of them runs.
 
     A worker that never came may still come. One that gives no heartbeats may be busy: while anything runs, somebody is
@@ -105,7 +108,7 @@ async def until_workers_silent(store: LightningStore, patience_seconds: float) -
             last, since = sign, time.monotonic()
         elif (
             time.monotonic() - since > patience_seconds
-            and await _count(store, "queuing", "requeuing")
+            and await _count(store, "queuing", "requeuing", run_id=run_id)
             and await _count(store, "preparing", "running", if_unreadable=1) == 0
         ):
             return TrainingError(
@@ -125,8 +128,13 @@ async def _last_sign(store: LightningStore) -> float | None:
     return None
 
 
-async def _count(store: LightningStore, *statuses: RolloutStatus, if_unreadable: int = 0) -> int:
-    """How many rollouts have one of these statuses."""
+async def _count(
+    store: LightningStore, *statuses: RolloutStatus, run_id: str | None = None, if_unreadable: int = 0
+) -> int:
+    """How many rollouts have one of these statuses; of a run that its rollouts name, its own."""
     with log_failures(logger, "The queue could not be read", level=logging.WARNING):
-        return (await store.query_rollouts(status_in=list(statuses), limit=1)).total
+        own = None if run_id is None else [run_id]
+        if own is not None and (await store.query_rollouts(run_id_in=own, limit=0)).total == 0:
+            own = None
+        return (await store.query_rollouts(status_in=list(statuses), run_id_in=own, limit=1)).total
     return if_unreadable

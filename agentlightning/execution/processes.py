@@ -91,6 +91,8 @@ def run_in_child(
 
 def _end_with_parent(stop: ExecutionEvent, grace: float) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # it may be the parent's handler
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def leave() -> None:
         stop.set()

@@ -28,6 +28,7 @@ from agentlightning.execution.ray_runners import RayRunners, RunnerActor, pickle
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
+from agentlightning.store.http.reader_file import reader_token_file
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.server_launcher import is_loopback
@@ -119,10 +120,12 @@ class RayExecutionStrategy(ExecutionStrategy):
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run until the algorithm is done; what it or a runner raises is raised here."""
+        self.is_interrupted = False
         try:
             with self._connected():
                 asyncio.run(self._execute(algorithm, runner, store))
         except KeyboardInterrupt:
+            self.is_interrupted = True
             logger.warning("KeyboardInterrupt received; everything has been stopped.")
 
     async def _execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
@@ -224,16 +227,17 @@ class RayExecutionStrategy(ExecutionStrategy):
             return
         host = self.server_host or self._own_address()
         self._check_reachable(host, f"server_host '{host}'")
-        token = _token_for(host)
+        token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN) or secrets.token_urlsafe()
         server = self._server(store, host, token)
         await server.start()
         try:
-            for_runners = None if token is None else sign_token(token, Scope("runner"), expires_at=None)
-            yield _Served(server, LightningStoreClient(server.endpoint, token=for_runners))
+            for_runners = sign_token(token, Scope("runner"), expires_at=None)
+            with reader_token_file(host, server.port, token):
+                yield _Served(server, LightningStoreClient(server.endpoint, token=for_runners))
         finally:
             await server.stop()
 
-    def _server(self, store: LightningStore, host: str, token: str | None) -> LightningStoreServer:
+    def _server(self, store: LightningStore, host: str, token: str) -> LightningStoreServer:
         server = LightningStoreServer(store, host, self.server_port, token=token)
         if host in EVERYWHERE:
             server.launcher_args.access_host = self._own_address()
@@ -267,15 +271,6 @@ class _Served:
     """For the algorithm."""
     client: LightningStoreClient
     """For runners, who may do with it what runners do, and no more."""
-
-
-def _token_for(host: str) -> str | None:
-    """What the server asks for: the user's token, or one that only runners have where other machines can come."""
-    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN) or None
-    if token is not None or is_loopback(host):
-        return token
-    logger.info("The store asks for a token that only its runners have; set AGL_STORE_TOKEN to let others in.")
-    return secrets.token_urlsafe()
 
 
 def _checked_count(n_runners: int) -> int:

@@ -89,7 +89,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             return not any(thread.is_alive() for thread in threads) if in_threads else has_runner_left.is_set()
 
         guarded = OrphanedQueueGuard(algorithm, are_runners_gone, getattr(runner, "owns_worker", None))
-        is_interrupted = False
+        self.is_interrupted = False
         try:
             if self.main_thread == "algorithm":
                 for number in range(self.n_runners):
@@ -105,12 +105,12 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                 threads[0].join()
         except KeyboardInterrupt:
             logger.warning("KeyboardInterrupt received on main thread; stopping all.")
-            is_interrupted = True
+            self.is_interrupted = True
         finally:
-            if is_interrupted or self.main_thread == "algorithm" or not failures.empty():
+            if self.is_interrupted or self.main_thread == "algorithm" or not failures.empty():
                 stop.set()
             self._join(threads, agents)
-        if not failures.empty() and not is_interrupted:
+        if not failures.empty() and not self.is_interrupted:
             raise failures.get()
 
     def _join(self, threads: list[threading.Thread], agents: LoopThread) -> None:

@@ -41,6 +41,7 @@ from agentlightning.types import AttemptedRollout, Attributes, NamedResources, R
 from agentlightning.types.scoping import resources_for
 from agentlightning.utils.child_process import Program, ProgramPlan
 from agentlightning.utils.clipped_text import ClippedText, redacted
+from agentlightning.utils.spelling import suggests_arguments
 
 __all__ = ["CommandAgent", "RewardSource", "RunningProgram", "StdinFormat"]
 
@@ -75,6 +76,7 @@ class RunningProgram(Protocol):
     async def end(self, grace_seconds: float) -> None: ...
 
 
+@suggests_arguments
 class CommandAgent(LitAgent[TaskInput]):
     """Runs a program for each task."""
 

@@ -40,6 +40,7 @@ _SDK_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 _OUR_VARIABLES: Final = "AGL_"
 _ALWAYS_CREDENTIALS: Final = "AWS_"
 """Of these variables most lead to credentials, whatever their names end with."""
+_NO_CREDENTIALS: Final = frozenset(["AWS_CA_BUNDLE", "AWS_REGION", "AWS_DEFAULT_REGION"])
 _OURS: Final = "agentlightning."
 _RESOURCE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 
@@ -181,7 +182,7 @@ def credentials_withheld(resources: NamedResources) -> frozenset[str]:
         return frozenset()
     kept = _SDK_KEYS if not llm.api_key and not isinstance(llm, ProxyLLM) else ()
     named = {name for name in os.environ if is_secret_name(name) or name.startswith(_ALWAYS_CREDENTIALS)}
-    return frozenset(name for name in named.difference(kept) if not _is_secret_of_ours(name))
+    return frozenset(name for name in named.difference(kept, _NO_CREDENTIALS) if not _is_secret_of_ours(name))
 
 
 def _is_secret_of_ours(name: str) -> bool:

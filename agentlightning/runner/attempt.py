@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 CANCEL_SECONDS: Final = 5.0
 """How long an agent that was cancelled may take to end before it is left behind."""
 MOST_KNOWN_RESOURCES: Final = 8
+_TASK_ROWS: Final = "for task.%s, make the rows of the data set agl.Task(rollout_id=..., input=...)"
 
 
 class KnownResources:
@@ -251,14 +252,19 @@ class AttemptRun:
         rollout, context = self.rollout, self.context
         # A rollout that was enqueued as a `Task` reaches the agent as one.
         is_task = type(rollout.input) is Task or isinstance((rollout.metadata or {}).get(TASK_ROW), dict)
+        task = Task.of_rollout(rollout) if is_task else rollout.input
         try:
             return await call_agent(
                 context.training_method if rollout.mode == "train" else context.validation_method,
-                task=Task.of_rollout(rollout) if is_task else rollout.input,
+                task=task,
                 resources=resources,
                 rollout=rollout,
                 threads=context.threads,
             )
+        except AttributeError as error:
+            if error.obj is task and error.name in Task.model_fields:
+                error.args = (f"{error}; a row reaches the agent as it is: {_TASK_ROWS % error.name}.",)
+            raise
         except (SystemExit, KeyboardInterrupt) as error:
             # Out of a task these would end the event loop, and with it every other rollout.
             raise RolloutFailed(f"The agent raised {type(error).__name__}: {error}") from error

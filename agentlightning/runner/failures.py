@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from agentlightning.errors import AgentLightningError
-from agentlightning.utils.clipped_text import printable
+from agentlightning.logging import printable, printable_lines
+from agentlightning.utils.network_errors import unanswered_address
 from agentlightning.utils.otel import showable
 
 __all__ = ["FailureLog", "FailureNote", "agent_traceback"]
@@ -50,7 +51,8 @@ class FailureNote:
     @classmethod
     def of(cls, error: BaseException) -> "FailureNote":
         text = "".join(traceback.format_exception(type(error), error, agent_traceback(error)))
-        return cls(type(error).__name__, str(showable(error))[:LONGEST_TEXT], text[-LONGEST_TEXT:])
+        message = f"{showable(error)}{unanswered_address(error)}"
+        return cls(type(error).__name__, message[:LONGEST_TEXT], text[-LONGEST_TEXT:])
 
     @classmethod
     def read(cls, metadata: Mapping[str, object] | None) -> "FailureNote | None":
@@ -108,9 +110,10 @@ class FailureLog:
         if count == 1:
             found = agent_traceback(error)
             shown = None if found is None else (type(error), error, found)
-            logger.log(self._level, "Rollout %s failed: %s", rollout_id, note, exc_info=shown)
+            logger.log(self._level, "Rollout %s failed: %s", rollout_id, printable_lines(str(note)), exc_info=shown)
         elif is_due:
-            logger.log(self._level, "Rollout %s failed as before (%d times now): %s", rollout_id, count, note)
+            text = printable_lines(str(note))
+            logger.log(self._level, "Rollout %s failed as before (%d times now): %s", rollout_id, count, text)
 
     def _counted(self, kind: FailureKind, now: float) -> tuple[int, bool]:
         """How often there was a failure of this kind, and whether it is time for a line about it."""

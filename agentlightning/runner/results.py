@@ -132,7 +132,8 @@ async def _store_rewards(rewards: Mapping[str, float], rollout: AttemptedRollout
 def hint_at_output(result: object, spans: Sequence[Any]) -> None:
     """Say once for each type of result that it is no reward, unless the agent has recorded one."""
     if not any(is_reward_span(span) for span in spans if hasattr(span, "attributes")):
-        _hint(type(result).__name__)
+        is_number = isinstance(result, str) and result.strip().replace(".", "", 1).removeprefix("-").isdigit()
+        _hint("text that looks like a number" if is_number else type(result).__name__)
 
 
 @functools.lru_cache(maxsize=_HINTS_KEPT)  # once, not once for each rollout

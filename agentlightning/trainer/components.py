@@ -4,10 +4,11 @@ import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
+from agentlightning.algorithm import Algorithm
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.execution import ClientServerExecutionStrategy, ExecutionStrategy
 from agentlightning.litagent import AgentRouter, LitAgent, Route
@@ -30,15 +31,20 @@ from agentlightning.utils.deprecation import deprecated
 logger = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
+_ROWS_OF_FRAMES: Final = {"to_dicts": "to_dicts()", "to_dict": 'to_dict("records")'}
+"""How to get the rows of a data frame, by the method that has them: of polars, and of pandas."""
+USER_OF_TRAINER: Final = 4
+"""The stack level, for a warning, of who makes a Trainer, seen from its constructor, which is wrapped."""
+_ALGORITHMS: Final = ("GRPO", "SFT", "APO", "GEPA", "VERL", "Baseline")
 
 
 def renamed(new: str, value: _Value | None, old: str, old_value: _Value | None) -> _Value | None:
     """The value of an argument that had another name."""
     if old_value is None:
         return value
-    deprecated(f"Argument '{old}' of Trainer is deprecated; use '{new}'.", stacklevel=4)
+    deprecated(f"Argument '{old}' of Trainer is deprecated; use '{new}'.", stacklevel=USER_OF_TRAINER + 1)
     if value is not None and value != old_value:
-        deprecated(f"Both '{new}' and '{old}' are given; '{old}' is ignored.", stacklevel=4)
+        deprecated(f"Both '{new}' and '{old}' are given; '{old}' is ignored.", stacklevel=USER_OF_TRAINER + 1)
     return old_value if value is None else value
 
 
@@ -51,7 +57,7 @@ def build_adapter(adapter: object, triplet_exporter: object) -> TraceAdapter[Any
             "triplet_exporter is deprecated; use adapter."
             if adapter is None
             else "Both adapter and the deprecated triplet_exporter are given; adapter is used.",
-            stacklevel=4,
+            stacklevel=USER_OF_TRAINER + 1,
         )
     built: TraceAdapter[object] = build_component(
         adapter if adapter is not None else triplet_exporter,
@@ -62,6 +68,16 @@ def build_adapter(adapter: object, triplet_exporter: object) -> TraceAdapter[Any
         dict_default_cls=TracerTraceToTriplet,
     )
     return built
+
+
+def build_algorithm(algorithm: object) -> Any:
+    if isinstance(algorithm, str) and "." not in algorithm:
+        likely = {name.lower(): name for name in _ALGORITHMS}.get(algorithm.lower(), _ALGORITHMS[0])
+        raise ConfigurationError(
+            f"algorithm cannot be '{algorithm}'; give an instance such as agl.{likely}(...) (there are "
+            f"{', '.join(_ALGORITHMS)}), or an import path such as 'package.module.Class'."
+        )
+    return build_component(algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True)
 
 
 def build_strategy(strategy: object, *, n_runners: int, port: int | None) -> ExecutionStrategy:
@@ -209,9 +225,13 @@ def combined(routes: Sequence[Route]) -> LitAgent[Any]:
     return AgentRouter(routes, default=default, by_name=len(routes) > 1)
 
 
-def check_dataset(label: str, dataset: object) -> None:
+def check_dataset(label: str, dataset: Any) -> None:
+    """ConfigurationError, with the way out, for what does not give tasks by number."""
     if isinstance(dataset, (str, bytes)):
         raise ConfigurationError(f"{label} is the text {dataset!r:.80}; read the tasks into a list first.")
+    for method, call in _ROWS_OF_FRAMES.items():  # a frame has a length too, but its numbers are names of columns
+        if hasattr(dataset, "columns") and hasattr(dataset, method):
+            raise ConfigurationError(f"{label} is a {type(dataset).__name__}; give its rows as a list: {label}.{call}.")
     is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
     if dataset is not None and not is_indexed:
         hint = "make a list of it: list(...)" if isinstance(dataset, Iterable) else "give a list of tasks"

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -19,6 +20,7 @@ from agentlightning.errors import SpansEvicted
 from agentlightning.runner.failures import FailureNote
 from agentlightning.store.base import LightningStore
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
+from agentlightning.store.rollout_index import run_id_of
 from agentlightning.trainer.progress import STATUS_ORDER, UNREAD_ROLLOUTS, AttemptFailure, RolloutProgress, Sample
 from agentlightning.trainer.views import View
 from agentlightning.types import Notice
@@ -60,6 +62,7 @@ class Console:
     Args:
         address: Where the store can be found again; None, if nowhere.
         run_id: The run whose metrics are shown; None shows none.
+        counts_all: Whether rollouts of other runs count too, as for runners that serve whatever is enqueued.
         served_at: Where the store can be reached while the training runs, if that is not its address.
     """
 
@@ -70,6 +73,7 @@ class Console:
         *,
         address: str | None = None,
         run_id: str | None = None,
+        counts_all: bool = False,
         served_at: str | None = None,
     ) -> None:
         self._view = view
@@ -80,8 +84,13 @@ class Console:
         self._has_metrics = False
         """Whether there may be metrics to read."""
         self._points_read = 0
-        self._progress = RolloutProgress(time.monotonic())
+        self._counts_all = counts_all
+        self._is_named = False
+        """Whether a rollout has named the run: from then on, one that names none is somebody else's."""
+        self._began = time.monotonic()
+        self._progress = RolloutProgress(self._began)
         self._finished_before: dict[str, int] = {}
+        self._announced: deque[str] = deque()  # by any thread
         self._tasks: list[asyncio.Task[None]] = []
         self._is_listening, self._is_ending = asyncio.Event(), asyncio.Event()
 
@@ -102,11 +111,24 @@ class Console:
             await self._guarded(self._finish, self._view)
 
     async def _finish(self, view: View) -> None:
+        self._show_announced(view)
         view.finish(self._progress.figures(time.monotonic()), self._address)
+
+    @property
+    def is_shown(self) -> bool:
+        return self._view is not None
+
+    def announce(self, text: str) -> None:
+        """Have a text shown; from any thread."""
+        self._announced.append(text)
+
+    def _show_announced(self, view: View) -> None:
+        while self._announced:
+            view.announce(self._announced.popleft())
 
     def conclude(self, verdict: Verdict) -> None:
         """Say what was gained, or why nothing was."""
-        if self._view is not None and verdict.outcome != "unknown":
+        if self._view is not None:
             self._view.conclude(verdict)
 
     async def summary(self) -> dict[str, Any]:
@@ -155,7 +177,7 @@ class Console:
         counted_at = time.monotonic()
         async for notice in notices:
             if notice.kind == "rollout":
-                self._progress.count(notice)
+                self._count_rollout(notice)
             elif notice.kind == "gap":
                 self._has_metrics = self._run_id is not None
                 await self._query_counts()
@@ -165,26 +187,38 @@ class Console:
                 await self._rest(REST_SECONDS)
                 counted_at = time.monotonic()
 
+    def _count_rollout(self, notice: Notice) -> None:
+        """Count a rollout that names this run; until one does, those that name none."""
+        if notice.name is not None and notice.name == self._run_id and not self._is_named:
+            self._is_named, self._progress = True, RolloutProgress(self._began)
+        if self._counts_all or notice.name == (self._run_id if self._is_named else None):
+            self._progress.count(notice)
+
     async def _rest(self, seconds: float) -> None:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._is_ending.wait(), seconds)
 
     async def _query_counts(self, *, is_start: bool = False) -> None:
         """Count what the store holds. What is finished at the start is not of this training."""
+        own = None if self._counts_all or self._run_id is None or is_start else [self._run_id]
+        self._is_named = own is not None and (await self._store.query_rollouts(run_id_in=own, limit=0)).total > 0
+        own = own if self._is_named else None
         found = await self._store.query_rollouts(
             status_in=[status for status in STATUS_ORDER if status not in FINAL_ROLLOUT_STATUSES],
+            run_id_in=own,
             limit=LEFTOVER_ROLLOUTS,
         )
         finished: dict[str, int] = {
-            status: (await self._store.query_rollouts(status_in=[status], limit=0)).total
+            status: (await self._store.query_rollouts(status_in=[status], run_id_in=own, limit=0)).total
             for status in STATUS_ORDER
             if status in FINAL_ROLLOUT_STATUSES
         }
         if is_start:
             self._finished_before = finished
+        before = {} if self._is_named else self._finished_before
         self._progress.recount(
-            {rollout.rollout_id: rollout.status for rollout in found},
-            {status: total - self._finished_before[status] for status, total in finished.items()},
+            {one.rollout_id: one.status for one in found if self._counts_all or run_id_of(one) in (None, self._run_id)},
+            {status: total - before.get(status, 0) for status, total in finished.items()},
         )
 
     # ------------------------------------------------------------------ reading and showing
@@ -193,6 +227,7 @@ class Console:
         view.begin(self._run_id, self._address or self._served_at)
         while not self._is_ending.is_set():
             await self._rest(REFRESH_SECONDS)
+            self._show_announced(view)
             await self._read(view, SAMPLES_PER_REFRESH, READ_SECONDS)
             await self._read_metrics(view)
             view.show(self._progress.figures(time.monotonic()))

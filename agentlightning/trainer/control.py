@@ -1,22 +1,20 @@
 """What a user may do with a training besides waiting for it: begin it in the background, pause, stop, fail, retry.
 
 All of it may be done from any thread. A training that runs has flags, which runners in other processes see too. SIGTERM
-stops everything, closes the run, and ends the program; a program that handles SIGTERM itself is left alone.
+stops everything and closes the run, and `fit` returns; Ctrl-C does the same, and raises KeyboardInterrupt at the end. A
+program that handles a signal itself is left alone.
 """
 
-import asyncio
 import logging
 import queue
 import signal
-import sys
 import threading
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from agentlightning.execution.events import ControlFlags
 from agentlightning.litagent import LitAgent
@@ -25,12 +23,6 @@ from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_
 from agentlightning.utils.daemon_threads import in_background
 
 logger = logging.getLogger(__name__)
-
-EXIT_CODE: Final = 128 + signal.SIGTERM
-"""What a shell says of a program that SIGTERM ended."""
-BLOCKED_SECONDS: Final = 0.5
-"""After which an event loop that takes no step counts as blocked."""
-LOOK_SECONDS: Final = 0.02
 
 
 class TrainingControl(Component):
@@ -143,90 +135,63 @@ def _log_failure(fitting: "Future[None]") -> None:
 # ---------------------------------------------------------------------- signals
 
 
-class _Sigterm:
-    """What SIGTERM does to a training."""
+class _EndingSignals:
+    """What SIGTERM and Ctrl-C do to a training."""
 
-    def __init__(self, stop: Callable[[], None], is_running: Callable[[], bool]) -> None:
-        self.count = 0
-        self.is_over = False
-        """Whether nothing is left to interrupt."""
+    def __init__(self, stop: Callable[[], None], is_urgent: Callable[[Sequence[int]], bool]) -> None:
+        self.received: list[int] = []
         # A handler must not touch a lock that the interrupted code may hold; `put` of this queue may interrupt itself.
-        self.news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.news: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._stop = stop
-        self._is_running = is_running
+        self._is_urgent = is_urgent
 
-    def handle(self, _signal: int, _frame: object) -> None:
-        self.count += 1
-        self.news.put(self._stop)
-        if self.count < 2 or not self._is_running():
-            return
-        loop = asyncio._get_running_loop()
-        if loop is None or self.count > 2:
-            self._interrupt()
-        else:  # between two steps, or else a task would end with the interruption, and report it
-            loop.call_soon_threadsafe(self._interrupt)
-            self.news.put(self._insist)
-
-    def serve(self) -> None:
-        while (action := self.news.get()) is not None:
-            action()
-
-    def _interrupt(self) -> None:
-        if not self.is_over:
-            self.is_over = True
+    def handle(self, number: int, _frame: object) -> None:
+        self.received.append(number)
+        self.news.put(number)
+        if self._is_urgent(self.received):
             raise KeyboardInterrupt
 
-    def _insist(self) -> None:
-        given_up = time.monotonic() + BLOCKED_SECONDS
-        while not self.is_over and time.monotonic() < given_up:
-            time.sleep(LOOK_SECONDS)
-        if not self.is_over:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+    def serve(self) -> None:
+        while (number := self.news.get()) is not None:
+            if number == signal.SIGINT:
+                logger.warning("Ctrl-C: the training ends, and saves what was learned; press it again not to wait.")
+            self._stop()
 
 
 @contextmanager
-def stopped_by_sigterm(stop: Callable[[], None], is_running: Callable[[], bool]) -> Iterator[None]:
-    """When SIGTERM comes, call `stop`, in another thread, and exit at the end.
+def stopped_by_signals(
+    stop: Callable[[], None], is_urgent: Callable[[Sequence[int]], bool] | None = None
+) -> Iterator[None]:
+    """When SIGTERM comes, call `stop`, in another thread, and return at the end, however many more of them come.
 
-    A second one interrupts the main thread, if the algorithm `is_running` still. Once that has ended, what is left to
-    do is to end the runners, which takes a limited time and must not be cut short.
+    A handler of the program's own is left alone.
+
+    Args:
+        is_urgent: If given, Ctrl-C calls `stop` too, and KeyboardInterrupt is raised at the end. It is raised at once
+            where this says so of the signals up to now. The handler of `asyncio.run` is replaced: it cancels the main
+            task, which comes to nothing while the task itself blocks.
     """
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot handle signals
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    numbers = [signal.SIGTERM] if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else []
+    at_interrupt = signal.getsignal(signal.SIGINT)
+    module = str(getattr(getattr(at_interrupt, "func", at_interrupt), "__module__", ""))
+    if is_urgent is not None and (at_interrupt is signal.default_int_handler or module.startswith("asyncio")):
+        numbers.append(signal.SIGINT)
+    if not numbers or threading.current_thread() is not threading.main_thread():  # others cannot handle signals
         yield
         return
-    sigterm = _Sigterm(stop, is_running)
-    thread = threading.Thread(target=sigterm.serve, name="sigterm", daemon=True)
+    signals = _EndingSignals(stop, is_urgent or (lambda received: False))
+    thread = threading.Thread(target=signals.serve, name="signals", daemon=True)
     thread.start()
-    signal.signal(signal.SIGTERM, sigterm.handle)
+    before = {number: signal.signal(number, signals.handle) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
-        if not sigterm.count:
+        if not signals.received:
             raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sigterm.is_over = True
-        sigterm.news.put(None)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signals.news.put(None)
         thread.join()
-    if sigterm.count:
-        sys.exit(EXIT_CODE)
-
-
-@contextmanager
-def interrupted_by_sigint() -> Iterator[None]:
-    """Have Ctrl-C raise KeyboardInterrupt in a main thread that blocks its event loop.
-
-    The handler of `asyncio.run` cancels the main task instead, which comes to nothing while the task itself blocks. A
-    handler of the program's own is left alone.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    is_of_asyncio = getattr(getattr(before, "func", before), "__module__", "").startswith("asyncio")
-    if threading.current_thread() is not threading.main_thread() or not is_of_asyncio:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    if signal.SIGINT in signals.received:
+        raise KeyboardInterrupt

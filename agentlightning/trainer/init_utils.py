@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.deprecation import REMOVED
 
 __all__ = ["OptionalDefaults", "build_component", "instantiate_component", "instantiate_from_spec", "load_class"]
 
@@ -138,7 +139,8 @@ def load_class(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), name)
     except (AttributeError, ImportError) as error:  # a module may load its names on first touch
-        raise ConfigurationError(f"{path!r} cannot be imported: {str(error).rstrip('.')}.") from error
+        removed = REMOVED.get(name) if path.startswith("agentlightning.") else None
+        raise ConfigurationError(f"{path!r} cannot be imported: {(removed or str(error)).rstrip('.')}.") from error
 
 
 def instantiate_component(

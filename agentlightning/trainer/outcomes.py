@@ -8,15 +8,13 @@ from statistics import fmean
 from typing import Final, TextIO
 
 from agentlightning.errors import SpansEvicted, TrainingError
+from agentlightning.logging import printable
 from agentlightning.runner.failures import FailureNote
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.progress import STATUS_ORDER
-from agentlightning.types import AttemptedRollout, Rollout, RolloutStatus, Span
+from agentlightning.types import AttemptedRollout, Rollout, Run, Span
 from agentlightning.types.rewards import final_reward_of
-from agentlightning.utils.clipped_text import printable
+from agentlightning.verdict.evidence import rollouts_of
 
-PAGE_ROLLOUTS: Final = 500
-"""How many rollouts are read at a time."""
 LONGEST_LINE: Final = 500
 """Characters of a failure's message before its traceback."""
 LONGEST_CELL: Final = 1000
@@ -25,16 +23,17 @@ _ANSWER: Final = "gen_ai.completion.0.content"
 _NOTHING: Final = "-"
 
 
-async def failure_of_all(store: LightningStore, moment: float) -> TrainingError | None:
-    """What to raise if every rollout since this moment failed; None if one did not, or there is none."""
-    others: list[RolloutStatus] = [status for status in STATUS_ORDER if status not in ("failed", "cancelled")]
-    newest = await store.query_rollouts(status_in=others, sort_by="start_time", sort_order="desc", limit=1)
-    if newest and newest[0].start_time >= moment:
-        return None
-    failed = await _rollouts_since(store, moment, ["failed"])
+async def failure_of_all(store: LightningStore, run: Run) -> TrainingError | None:
+    """What to raise if every rollout of a run failed; None if one did not, or there is none."""
+    failed: list[FailureNote] = []
+    async for rollout in rollouts_of(store, run):
+        if rollout.status == "failed":
+            failed.append(_failure_of(rollout))
+        elif rollout.status != "cancelled":
+            return None
     if not failed:
         return None
-    failure, count, n_other_kinds = _most_frequent([_failure_of(rollout) for rollout in failed])
+    failure, count, n_other_kinds = _most_frequent(failed[::-1])
     line = str(failure).partition("\n")[0][:LONGEST_LINE]
     text = f"{len(failed)} of {len(failed)} rollouts failed"
     text += (
@@ -44,21 +43,6 @@ async def failure_of_all(store: LightningStore, moment: float) -> TrainingError 
     )
     has_frames = '  File "' in failure.traceback  # without any it would say the same again
     return TrainingError(f"{text}\n\n{failure.traceback}".strip() if has_frames else text)
-
-
-async def _rollouts_since(
-    store: LightningStore, moment: float, status_in: Sequence[RolloutStatus] | None = None
-) -> list[AttemptedRollout | Rollout]:
-    """The rollouts that were sent at this moment of the store's clock or later, in the order of their creation."""
-    newest_first: list[AttemptedRollout | Rollout] = []
-    while True:
-        page = await store.query_rollouts(
-            status_in=status_in, sort_by="start_time", sort_order="desc", limit=PAGE_ROLLOUTS, offset=len(newest_first)
-        )
-        found = [rollout for rollout in page if rollout.start_time >= moment]
-        newest_first += found
-        if len(found) < PAGE_ROLLOUTS:
-            return newest_first[::-1]
 
 
 def _failure_of(rollout: AttemptedRollout | Rollout) -> FailureNote:
@@ -88,11 +72,14 @@ class TableRow:
     seconds: float | None
     failure: FailureNote | None
     status: str
+    calls: int = 0
+    """Model calls that were recorded."""
 
 
-async def table_rows(store: LightningStore, moment: float) -> list[TableRow]:
-    """The rollouts since this moment."""
-    return [await _table_row(store, rollout) for rollout in await _rollouts_since(store, moment)]
+async def table_rows(store: LightningStore, run: Run) -> list[TableRow]:
+    """The rollouts of a run, in the order of their creation."""
+    newest_first = [rollout async for rollout in rollouts_of(store, run)]
+    return [await _table_row(store, rollout) for rollout in newest_first[::-1]]
 
 
 async def _table_row(store: LightningStore, rollout: AttemptedRollout | Rollout) -> TableRow:
@@ -111,6 +98,7 @@ async def _table_row(store: LightningStore, rollout: AttemptedRollout | Rollout)
         seconds=None if rollout.end_time is None else rollout.end_time - begin,
         failure=_failure_of(rollout) if rollout.status == "failed" else None,
         status=rollout.status,
+        calls=sum(any(name.startswith("gen_ai.") for name in span.attributes) for span in spans),
     )
 
 

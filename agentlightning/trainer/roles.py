@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.algorithm import Algorithm
-from agentlightning.algorithm.base import CURRENT_RUN, INITIAL_RESOURCES_ID
+from agentlightning.algorithm.base import INITIAL_RESOURCES_ID
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
@@ -19,6 +19,7 @@ from agentlightning.execution.events import ControlFlags
 from agentlightning.execution.orphan_guard import until_workers_silent
 from agentlightning.execution.shared_memory import AGENT_LOOP
 from agentlightning.litagent import LitAgent
+from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.runner.agent import TOKEN_DIGITS
 from agentlightning.runner.failures import FailureLog
@@ -32,9 +33,11 @@ from agentlightning.trainer.dev_run import DevRun
 from agentlightning.trainer.outcomes import failure_of_all
 from agentlightning.trainer.run_config import git_revision, run_config
 from agentlightning.trainer.views import view_for
-from agentlightning.types import Hook, NamedResources, Run, RunStatus
+from agentlightning.types import Hook, NamedResources, ProxyLLM, Resource, Run, RunStatus
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
+from agentlightning.types.records import CURRENT_RUN
 from agentlightning.types.resources import TrustedTemplates
+from agentlightning.utils.announcements import ANNOUNCE
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
@@ -69,6 +72,8 @@ class AlgorithmRole:
     """Whether it was ended before it was done."""
     is_over: bool = False
     """Whether it has ended, however it did."""
+    run_id: str | None = None
+    """Of its run, once that has begun."""
     is_done: bool = False
     """Whether the algorithm has run to its end, without an error."""
     rollout_failure: TrainingError | None = None
@@ -118,6 +123,7 @@ class AlgorithmRole:
         algorithm.set_llm_proxy(trainer.llm_proxy)
 
     async def _prepare(self, store: LightningStore) -> None:
+        await self._retire_models(store)
         if self.trainer.initial_resources is not None:
             await store.update_resources(INITIAL_RESOURCES_ID, self.trainer.initial_resources)
         if self.algorithm is not None:
@@ -180,7 +186,7 @@ class AlgorithmRole:
 
     async def _watch_workers(self, store: LightningStore) -> None:
         """Give up when there is nobody left who could run what is in the queue."""
-        error = await until_workers_silent(store, self.silent_seconds)
+        error = await until_workers_silent(store, self.silent_seconds, self.run_id)
         logger.error("%s", error)
         self.give_up(error)
 
@@ -217,6 +223,7 @@ class AlgorithmRole:
         """
         trainer, dev = self.trainer, self.dev
         run = await self._open_run(store)
+        self.run_id = run.run_id
         if self.algorithm is not None:
             self.algorithm.set_run_id(run.run_id)
         console = Console(
@@ -224,27 +231,28 @@ class AlgorithmRole:
             store,
             address=store_address(trainer.store),
             run_id=run.run_id,
+            counts_all=self.algorithm is None,
             served_at=store.endpoint if isinstance(store, LightningStoreServer) else None,
         )
         status: RunStatus = "failed"
         summary: dict[str, object] = {}
         began = time.monotonic()
-        before = CURRENT_RUN.set(run.run_id)
+        before, shown = CURRENT_RUN.set(run.run_id), ANNOUNCE.set(console.announce if console.is_shown else None)
         try:
             with _reports(store, trainer.name, run.run_id):
                 async with console:
                     try:
                         yield
                     except Exception as error:
-                        failure = await _read_failure(store, run.start_time)
+                        failure = await _read_failure(store, run)
                         if failure is not None and error.__cause__ is None and error.__context__ is None:
                             raise error from failure
                         raise
                     finally:
                         if dev is not None:
-                            await dev.read(store, run.start_time)
+                            await dev.read(store, run)
                     if self.is_done and self.algorithm is not None:
-                        self.rollout_failure = await failure_of_all(store, run.start_time)
+                        self.rollout_failure = await failure_of_all(store, run)
                     status = "stopped" if self.was_stopped else "succeeded"
                     summary = {**({} if dev is None else dev.summary()), **await console.summary()}
                     if self.rollout_failure is not None:
@@ -257,18 +265,46 @@ class AlgorithmRole:
             raise
         finally:
             CURRENT_RUN.reset(before)
+            ANNOUNCE.reset(shown)
             summary = {**self._measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
-            await asyncio.shield(self._close_run(store, run.model_copy(update={"summary": summary}), status, console))
+            ended = run.model_copy(update={"summary": summary, "status": status})
+            await asyncio.shield(self._close_run(store, ended, console))
 
-    async def _close_run(self, store: LightningStore, run: Run, status: RunStatus, console: Console) -> None:
+    async def _close_run(self, store: LightningStore, run: Run, console: Console) -> None:
         """Close a run with the verdict on it, which is said too; without one, if there is nothing to judge."""
         verdict = None
         if self.algorithm is not None and self.dev is None and not isinstance(self.algorithm, FastAlgorithm):
             with log_failures(logger, "There is no verdict on run '%s'.", run.run_id):
                 verdict = await asyncio.wait_for(verdict_of_run(store, run), VERDICT_SECONDS)
                 console.conclude(verdict)
+        with log_failures(logger, "The models of run '%s' are still among the latest resources.", run.run_id):
+            await self._retire_models(store, run.run_id)
         judged = {} if verdict is None else {"verdict": verdict.as_summary()}
-        await store.finish_run(run.run_id, status, summary={**run.summary, **judged})
+        await store.finish_run(run.run_id, run.status, summary={**run.summary, **judged})
+        if run.status == "stopped" and self.algorithm is not None and (hint := self.algorithm.resume_hint()):
+            logger.warning("%s", hint)
+
+    async def _retire_models(self, store: LightningStore, run_id: str | None = None) -> None:
+        """Publish the latest resources without models that have ended with a run, lest agents be sent to them.
+
+        Args:
+            run_id: The run that ends; what it served gives way to what the user gave. None for all runs before this
+                one, which may have been killed before they could do it.
+        """
+        proxy, initial = self.trainer.llm_proxy, {} if run_id is None else self.trainer.initial_resources or {}
+        is_over = run_id is not None and isinstance(proxy, LLMProxy) and proxy.port and not proxy.is_running()
+        stopped = proxy.endpoint if is_over else None
+
+        def has_ended(resource: Resource) -> bool:
+            if not isinstance(resource, ProxyLLM):
+                return False
+            is_served = resource.run_id is not None and run_id in (resource.run_id, None)
+            return is_served or resource.get_base_url(None, None) == stopped
+
+        latest = await store.get_latest_resources()
+        if latest is not None and any(map(has_ended, latest.resources.values())):
+            both = (*initial.items(), *latest.resources.items())
+            await store.add_resources({name: resource for name, resource in both if not has_ended(resource)})
 
     async def _open_run(self, store: LightningStore) -> Run:
         trainer = self.trainer
@@ -293,10 +329,10 @@ class AlgorithmRole:
         return {}
 
 
-async def _read_failure(store: LightningStore, moment: float) -> TrainingError | None:
+async def _read_failure(store: LightningStore, run: Run) -> TrainingError | None:
     """As `failure_of_all`, beside an error that matters more than a store that cannot be read."""
     with log_failures(logger, "Whether rollouts have failed could not be read", level=logging.WARNING):
-        return await failure_of_all(store, moment)
+        return await failure_of_all(store, run)
     return None
 
 

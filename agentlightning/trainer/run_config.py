@@ -23,7 +23,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from agentlightning import __version__
-from agentlightning.utils.secret_names import MASK, is_secret_name, masked
+from agentlightning.utils.secret_names import MASK, masked, masked_text
 
 MOST_BYTES: Final = 64 * 1024
 """Of a whole configuration, as JSON; the largest settings are left out of one that is larger."""
@@ -36,8 +36,6 @@ MOST_LEVELS: Final = 6
 GIT_SECONDS: Final = 2.0
 _HIDDEN_NAMES: Final = re.compile(r"(^|_)(headers?|cookies?|auth|env|environment)$", re.IGNORECASE)
 """Mappings in which a secret may have any name."""
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s]+(?=@)")
-_PARAMETER: Final = re.compile(r"(?<=[?&])(?P<name>[^=&\s]+)=(?P<value>[^&#\s]+)")
 _KEY: Final = re.compile(r"\b(sk|pk|hf|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{16,}")
 
 
@@ -119,8 +117,7 @@ def _path(kind: object) -> str:
 
 def _text(text: str) -> str:
     """Without the credentials and keys that an address may hold, and not too long."""
-    text = _KEY.sub(MASK, _CREDENTIALS.sub(MASK, text))
-    text = _PARAMETER.sub(lambda m: f"{m['name']}={MASK if is_secret_name(m['name']) else m['value']}", text)
+    text = _KEY.sub(MASK, masked_text(text))
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 

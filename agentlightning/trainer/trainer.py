@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import pkgutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +15,14 @@ from agentlightning.algorithm import Algorithm, Baseline
 from agentlightning.errors import ConfigurationError, InvalidTransition, RunnersKilled, TrainingError
 from agentlightning.execution.events import ControlFlags, MultiprocessingEvent
 from agentlightning.execution.processes import start_context
-from agentlightning.litagent import LitAgent, Route
+from agentlightning.litagent import CommandAgent, LitAgent, Route
 from agentlightning.litagent.router import Predicate
 from agentlightning.store.foreign import adapted
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.components import (
+    USER_OF_TRAINER,
     build_adapter,
+    build_algorithm,
     build_proxy,
     build_runner,
     build_store,
@@ -30,8 +33,9 @@ from agentlightning.trainer.components import (
     combined,
     move_log,
     renamed,
+    store_address,
 )
-from agentlightning.trainer.control import TrainingControl, interrupted_by_sigint, stopped_by_sigterm
+from agentlightning.trainer.control import TrainingControl, stopped_by_signals
 from agentlightning.trainer.dev_run import DevRun, dev_algorithm
 from agentlightning.trainer.init_utils import build_component
 from agentlightning.trainer.roles import AlgorithmRole, RunnerRole
@@ -41,6 +45,7 @@ from agentlightning.types.lifecycle import lifecycle_of
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS
 from agentlightning.utils.deprecation import deprecated
+from agentlightning.utils.spelling import suggests_arguments
 
 __all__ = ["Trainer"]
 
@@ -49,6 +54,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+@suggests_arguments
 class Trainer(TrainingControl):
     """Runs an algorithm and its runners around one store.
 
@@ -108,7 +114,7 @@ class Trainer(TrainingControl):
         """Build the parts; nothing runs yet."""
         super().__init__()
         if dev:
-            deprecated("Trainer(dev=True) is deprecated; call trainer.dev(...) instead.")
+            deprecated("Trainer(dev=True) is deprecated; call trainer.dev(...) instead.", stacklevel=USER_OF_TRAINER)
         if not daemon:
             logger.warning("daemon=False has no effect any more: no process of a training outlives it.")
         self.dev_mode = dev
@@ -124,9 +130,7 @@ class Trainer(TrainingControl):
             tracer, expected_type=Tracer, spec_name="tracer", default_factory=OtelTracer
         )
         self.adapter = build_adapter(adapter, triplet_exporter)
-        self.algorithm: Algorithm | None = build_component(
-            algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True
-        )
+        self.algorithm: Algorithm | None = build_algorithm(algorithm)
         self.strategy = build_strategy(strategy, n_runners=self.n_runners, port=port)
         if self.strategy.n_runners > 0:
             self.n_runners = self.strategy.n_runners
@@ -212,7 +216,8 @@ class Trainer(TrainingControl):
         """
         algorithm, chosen = dev_algorithm(self.algorithm), self._agent_for(agent)
         # A coroutine runs in the loop of its runner, which is in this thread unless another loop is.
-        dev = DevRun(self.progress, None if chosen.is_async() else CallingThread())
+        dev = DevRun(self.progress, None if chosen.is_async() else CallingThread(), address=store_address(self.store))
+        dev.program = chosen.command[0] if isinstance(chosen, CommandAgent) else None
         work = functools.partial(self._fit, algorithm, chosen, train_dataset, val_dataset, dev)
         try:
             is_here = dev.thread is None and _is_free_thread()
@@ -229,8 +234,7 @@ class Trainer(TrainingControl):
         # Not in a thread of the loop's own pool: that waits for its threads at the end, also in a forked child.
         threads = DaemonThreads("fit")
         work = asyncio.ensure_future(threads.run(lambda: self._fit(algorithm, agent, train_dataset, val_dataset)))
-        # The main thread only waits: to interrupt it would leave the run open that the other thread is closing.
-        with stopped_by_sigterm(lambda: self._stop_until(work.done), lambda: False):
+        with stopped_by_signals(lambda: self._stop_until(work.done)):
             try:
                 failure = await asyncio.shield(work)
             except asyncio.CancelledError:
@@ -251,7 +255,10 @@ class Trainer(TrainingControl):
             finally:
                 is_done.set()
 
-        with stopped_by_sigterm(lambda: self._stop_until(is_done.is_set), lambda: True), interrupted_by_sigint():
+        def is_urgent(received: Sequence[int]) -> bool:  # the agent may run in this thread
+            return len(received) == 1 or received[-1] == signal.SIGINT
+
+        with stopped_by_signals(lambda: self._stop_until(is_done.is_set), is_urgent):
             return thread.wait_for(do, self._stop_if_running)
 
     def _stop_if_running(self) -> None:
@@ -300,8 +307,14 @@ class Trainer(TrainingControl):
             worker.failures, worker.thread = dev.failure_log(), dev.thread
         self.tracer.init()
         self._began(flags)
-        with stopped_by_sigterm(flags.stopped.set, lambda: not role.is_over), self._ending(role):
+
+        def is_urgent(received: Sequence[int]) -> bool:  # to end runners takes a limited time, which is not cut short
+            return received[-1] == signal.SIGINT in received[:-1] and not role.is_over
+
+        with stopped_by_signals(flags.stopped.set, is_urgent), self._ending(role):
             strategy.execute(role, worker, adapted(self.store))
+            if strategy.is_interrupted:  # by a KeyboardInterrupt that no handler of ours has raised
+                raise KeyboardInterrupt
         # Without the frames in which it was made: those of the agent are in its message.
         return None if role.rollout_failure is None else role.rollout_failure.with_traceback(None)
 

@@ -6,6 +6,7 @@
 - `rollout`, for a rollout that is finished: the fields of `Sample`;
 - `error`, for an attempt that failed: the fields of `AttemptFailure`;
 - `metrics`, for what the algorithm added to its run: `step`, `values`;
+- `message`, for what the algorithm or its engine has to say: `text`;
 - `summary`, last: as `progress`, and `store` and `command`, null if the store does not outlast the program.
 
 Where they come faster than they are read, `rollout`, `error` and `metrics` come for some of them; `progress` counts
@@ -16,17 +17,20 @@ import atexit
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
+from agentlightning.logging import printable
 from agentlightning.trainer.progress import AttemptFailure, Figures, Sample
 from agentlightning.types import MetricPoint
-from agentlightning.utils.clipped_text import counted, printable
+from agentlightning.utils.clipped_text import counted
 from agentlightning.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -77,10 +81,15 @@ class View:
     def finish(self, figures: Figures, address: str | None) -> None:
         """Show how the training went, and where its store is if that outlasts the program."""
 
-    def conclude(self, verdict: Verdict) -> None:
-        """Say what was gained, or why nothing was; the last that is shown."""
-        for line in str(verdict).splitlines():
+    def announce(self, text: str) -> None:
+        """Show what the algorithm or its engine has to say."""
+        for line in text.splitlines():
             self._write(printable(f"{self._name}  {line}") + "\n")
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Say what was gained, or why nothing was, if that is known; the last that is shown."""
+        if verdict.outcome != "unknown":
+            self.announce(str(verdict))
 
     def _write(self, text: str) -> None:
         """Write at once; characters that the output cannot encode become question marks."""
@@ -108,6 +117,9 @@ class JsonView(View):
     def finish(self, figures: Figures, address: str | None) -> None:
         command = None if address is None else dashboard_command(address)
         self._event("summary", {**self._fields(figures), "store": address, "command": command})
+
+    def announce(self, text: str) -> None:
+        self._event("message", {"text": text})
 
     def conclude(self, verdict: Verdict) -> None:
         self._event("verdict", verdict.as_summary())
@@ -186,7 +198,7 @@ class LineView(View):
 
 
 def main_figures(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that a line has room for, in this order: `reward/mean`, `learner/loss`, `best_score`, any other."""
+    """The metrics that a line has room for, in this order: `reward/mean`, `learner/loss`, what was skipped, others."""
 
     def rank(name: str) -> int:
         words = name.lower().split("/")
@@ -194,9 +206,12 @@ def main_figures(values: Mapping[str, float]) -> dict[str, float]:
             return 0
         if "loss" in words:
             return 1
-        return 2 if any(main in words[-1] for main in _MAIN_WORDS) else 3
+        if words[0] == "skipped":  # why a step learned less, or nothing
+            return 2
+        return 3 if any(main in words[-1] for main in _MAIN_WORDS) else 4
 
-    return {name: values[name] for name in sorted(values, key=rank)[:MOST_FIGURES]}
+    names = [name for name in values if values[name] or not name.startswith("skipped/")]  # a zero says nothing there
+    return {name: values[name] for name in sorted(names, key=rank)[:MOST_FIGURES]}
 
 
 # ---------------------------------------------------------------------- a terminal
@@ -346,9 +361,18 @@ def view_for(mode: ProgressMode | None, name: str) -> View | None:
     return LineView(sys.stderr, name) if chosen == "plain" and sys.stderr is not None else None
 
 
+def agl_command() -> str:
+    """How to call `agl` here: by its name, or by its path where that is not on the PATH."""
+    beside = Path(sys.executable).with_name("agl")
+    if shutil.which("agl") is not None or not beside.is_file():
+        return "agl"
+    is_below = beside.is_relative_to(Path.cwd())
+    return shlex.quote(str(beside.relative_to(Path.cwd()) if is_below else beside))
+
+
 def dashboard_command(address: str) -> str:
     """What to type to open the dashboard of a store."""
-    return f"agl dashboard {shlex.quote(address)}"
+    return f"{agl_command()} dashboard {shlex.quote(address)}"
 
 
 def _by_status(figures: Figures) -> str:

@@ -95,3 +95,25 @@ async def test_algorithm_is_left_alone_while_somebody_may_run_its_rollouts(reaso
     await attend(working_on, store, gone=gone)
 
     assert looks >= 5
+
+
+class WaitingRun:
+    """An algorithm that waits for ever, with a run whose rollouts name it."""
+
+    run_id = "run-of-ours"
+
+    async def __call__(self, store: LightningStore, event: Any) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("ours", ["failed", "queuing"])
+async def test_only_a_queue_of_its_own_ends_an_algorithm(ours: Any) -> None:
+    store = InMemoryLightningStore()
+    await store.enqueue_rollout("theirs")
+    rollout = await store.enqueue_rollout("ours", metadata={"run_id": WaitingRun.run_id})
+    await store.update_rollout(rollout.rollout_id, status=ours)
+
+    guarded = OrphanedQueueGuard(WaitingRun(), lambda: True, None, 0.02)(store, ThreadingEvent())
+
+    with pytest.raises(TrainingError if ours == "queuing" else asyncio.TimeoutError):
+        await asyncio.wait_for(guarded, LONG_SECONDS if ours == "queuing" else 0.3)

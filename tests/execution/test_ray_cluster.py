@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError, NotAllowed
-from agentlightning.execution import RayExecutionStrategy, ray_cluster
+from agentlightning.errors import ConfigurationError, InvalidToken, NotAllowed
+from agentlightning.execution import RayExecutionStrategy
 from agentlightning.execution.events import ControlFlags, ExecutionEvent
 from agentlightning.execution.processes import recover_attempts
 from agentlightning.execution.ray_runners import Control, RunnerActor
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient
+from agentlightning.store.http.reader_file import reader_access
 from agentlightning.trainer import Trainer
 
 SECRET = "the-master-token"
@@ -146,11 +147,18 @@ def test_a_folder_with_more_than_a_program_in_it_is_not_sent(
 # ---------------------------------------------------------------------- the store
 
 
-def test_a_store_that_other_machines_reach_asks_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, none = ray_cluster._token_for("192.0.2.7"), ray_cluster._token_for("127.0.0.1")
-    monkeypatch.setenv("AGL_STORE_TOKEN", SECRET)
+async def test_a_store_asks_for_a_token_that_runners_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
-    assert (bool(made), none, ray_cluster._token_for("192.0.2.7")) == (True, None, SECRET)
+    async with RayExecutionStrategy(server_host="127.0.0.1")._served(InMemoryLightningStore()) as served:
+        address = served.client.server_address
+        async with LightningStoreClient(address, outage_seconds=0.0) as stranger:
+            with pytest.raises(InvalidToken):
+                await stranger.dequeue_rollout("theirs")
+        async with LightningStoreClient(address, token=reader_access(address).token) as reader:
+            assert list(await reader.query_rollouts()) == []
+        assert await served.client.dequeue_rollout("ours") is None
+        await served.client.close()
 
 
 def test_nodes_are_told_this_machines_address_where_the_store_is_served_everywhere() -> None:

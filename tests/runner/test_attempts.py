@@ -296,3 +296,35 @@ async def test_an_agent_may_be_written_in_every_form_and_the_mode_chooses_the_me
     for mode, reward in ((None, 0.75), ("train", training_reward), ("val", 0.75), ("test", 0.75)):
         worked = await work_off(agent(), mode=mode)  # type: ignore[arg-type] # one of the modes
         assert await worked.rewards() == [reward]
+
+
+# ---------------------------------------------------------------------- rows that are no tasks
+
+
+def reads_a_field(task: Any) -> float:
+    return float(len(task.input))
+
+
+def reads_another(task: Any) -> float:
+    return float(len(task.inptu))
+
+
+def reads_of_a_part(task: Any) -> float:
+    return float(len([task][0].upper().input))
+
+
+@pytest.mark.parametrize("kind", [Answering, awaiting], ids=["plain", "async"])
+@pytest.mark.parametrize(
+    ("answer", "is_explained"),
+    [(reads_a_field, True), (reads_another, False), (reads_of_a_part, False)],
+    ids=["field of Task", "typing error", "another object"],
+)
+async def test_agent_that_takes_a_plain_row_for_a_task_is_told_of_rows_that_are(
+    kind: Any, answer: Any, is_explained: bool
+) -> None:
+    worked = await work_off(kind(answer), "hello")
+
+    error = await worked.error()
+    assert error["message"].startswith("'str' object has no attribute")
+    assert ("agl.Task(rollout_id=..., input=...)" in error["message"]) is is_explained
+    assert answer.__name__ in error["traceback"]

@@ -77,3 +77,13 @@ def test_later_failures_of_a_kind_are_one_line_a_second_with_their_count(
         "Rollout ro-3 failed as before (4 times now): KeyError: 'nmae'",
     ]
     assert [bool(record.exc_info) for record in caplog.records] == [True, False]
+
+
+def test_a_failure_reaches_handlers_of_the_user_without_commands_to_a_terminal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log, error = FailureLog(), ValueError("\x1b[31mred\n2026-01-01 [INFO] all is well")
+    log.add("r", error)
+
+    assert "red\n    2026-01-01 [INFO] all is well" in caplog.records[0].getMessage()
+    assert "\x1b" not in caplog.records[0].getMessage()

@@ -1,6 +1,7 @@
 """`Trainer.dev`: what agents run with under which algorithm, and what the table says."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -181,3 +182,14 @@ def test_the_environment_silences_the_table_too(
     a_trainer(progress="auto").dev(Halving(), [1])
 
     assert "task" not in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- the trainer's proxy
+
+
+def test_proxy_of_the_trainer_that_cannot_start_fails_the_trial() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        proxy = LLMProxy(taken.getsockname()[1], [])
+
+        with pytest.raises(RuntimeError, match="port"):
+            a_trainer(llm_proxy=proxy).dev(Looking(), [1])

@@ -73,8 +73,11 @@ def build(spec: Any, **options: Any) -> Any:
         ("no_such_package.module.Thing", "No module named 'no_such_package'"),
         ("agentlightning.trainer.no_such.Thing", "No module named 'agentlightning.trainer.no_such'"),
         (f"{HERE}.Missing", "has no attribute 'Missing'"),
+        ("agentlightning.tracer.weave.WeaveTracer", "WeaveTracer is gone; use OtelTracer"),
+        ("agentlightning.tracer.HttpTracer", "HttpTracer is gone; use OtelTracer, or the LLM proxy"),
+        ("no_such_package.HttpTracer", "No module named 'no_such_package'"),
     ],
-    ids=["package", "module", "class"],
+    ids=["package", "module", "class", "removed module", "removed name", "same name elsewhere"],
 )
 def test_a_path_that_leads_nowhere_is_named_with_its_cause(path: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{path}' cannot be imported: .*{reason}") as caught:

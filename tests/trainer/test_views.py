@@ -9,7 +9,16 @@ from rich.console import Console as Terminal
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.trainer.progress import AttemptFailure, Figures, Sample
-from agentlightning.trainer.views import JsonView, LineView, ProgressMode, TerminalView, main_figures, resolved_mode
+from agentlightning.trainer.views import (
+    JsonView,
+    LineView,
+    ProgressMode,
+    TerminalView,
+    agl_command,
+    dashboard_command,
+    main_figures,
+    resolved_mode,
+)
 from agentlightning.types import MetricPoint
 
 FIGURES: dict[str, Any] = {
@@ -97,7 +106,7 @@ def test_json_events_are_one_object_a_line() -> None:
         {"event": "rollout", "rollout_id": "ro-1", "status": "succeeded", "reward": 0.25, "tokens": 12},
         {"event": "error", "rollout_id": "ro-2", "attempt_id": "at-1", "message": "ValueError: no answer"},
         {"event": "metrics", "step": 3, "values": {"reward": 1.0}},
-        {"event": "summary", **FIGURES, "store": "my runs.db", "command": "agl dashboard 'my runs.db'"},
+        {"event": "summary", **FIGURES, "store": "my runs.db", "command": dashboard_command("my runs.db")},
     ]
 
 
@@ -209,7 +218,7 @@ def test_the_rows_are_given_back_before_the_table_comes(screen: Terminal) -> Non
     assert "\x1b[r" not in given_back  # closing twice writes once
     assert "150 queuing, 4 running, 44 succeeded, 2 failed" in table
     assert "store: /data/my runs.db\n" in table
-    assert table.endswith("look at it again: agl dashboard '/data/my runs.db'\n")
+    assert table.endswith(f"look at it again: {agl_command()} dashboard '/data/my runs.db'\n")
 
 
 @pytest.mark.parametrize("size", [{"height": 5}, {"force_terminal": False}], ids=["small screen", "no terminal"])

@@ -204,7 +204,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 0)], ids=["Ctrl-C", "SIGTERM"]
+)
 def test_a_signal_ends_the_training_and_its_actors(cluster: Any, tmp_path: Path, number: int, code: int) -> None:
     folder, shared = tmp_path / "program", tmp_path / "shared"
     folder.mkdir()

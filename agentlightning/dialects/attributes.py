@@ -28,6 +28,10 @@ RESPONSE_IDS: Final = "response_token_ids"
 LOGPROBS: Final = "logprobs.content"
 REFUSAL_LOGPROBS: Final = "logprobs.refusal"
 WEIGHTS_VERSION: Final = "weights_version"
+VERSION_ATTRIBUTE: Final = "agentlightning.weights_version"
+"""Attribute of a model call: which version of the weights answered, a number or a text."""
+TOKEN_FACTS: Final = (PROMPT_IDS, RESPONSE_IDS, LOGPROBS, REFUSAL_LOGPROBS, VERSION_ATTRIBUTE)
+"""All that is recorded of the tokens of a call."""
 
 _NO_MODEL: Final = object()
 _ABOUT_RESPONSES: Final = (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model"))
@@ -206,7 +210,7 @@ def write_response(attributes: Attributes, response: Thing) -> None:
             attributes[known_as] = value
     version = read(WEIGHTS_VERSION)
     if isinstance(version, (str, int)):
-        attributes["agentlightning.weights_version"] = version
+        attributes[VERSION_ATTRIBUTE] = version
 
 
 def write_usage(attributes: Attributes, usage: Thing) -> None:

@@ -23,7 +23,7 @@ from agentlightning.dialects import DIALECTS, DialectName
 from agentlightning.dialects.failures import Failure
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.call_record import Origin
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import LightningStore, is_finished
 from agentlightning.store.http.tokens import check_secret
 from agentlightning.types import LLM, AttemptedRollout, NamedResources
 from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
@@ -217,7 +217,8 @@ class Attempts:
             for one in [] if rollout is None else await self._store.query_attempts(attempt.rollout_id):
                 if one.attempt_id == attempt.attempt_id:
                     whole = AttemptedRollout.model_construct(**{**vars(rollout), "attempt": one})
-                    return AttemptFacts(is_known=True, is_running=one.status in _RUNNING, rollout=whole)
+                    is_running = one.status in _RUNNING and not is_finished(whole)  # a cancel ends the rollout alone
+                    return AttemptFacts(is_known=True, is_running=is_running, rollout=whole)
         except StoreUnavailable:
             raise
         except StoreError as error:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from agentlightning.dialects import DIALECTS, DialectName
+from agentlightning.dialects.attributes import VERSION_ATTRIBUTE
 from agentlightning.dialects.failures import read_json
 from agentlightning.dialects.sse import SseParser
 from agentlightning.types import OtelResource, Span, TraceStatus
@@ -163,7 +164,7 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[s
         if answer:
             attributes.update(dialect.response_attributes(answer))
     if record.version is not None:
-        attributes.setdefault("agentlightning.weights_version", record.version)
+        attributes.setdefault(VERSION_ATTRIBUTE, record.version)
     if record.first_part_seconds is not None:
         attributes["gen_ai.streaming.time_to_first_token"] = record.first_part_seconds
     if record.outcome == "cancelled":

@@ -24,9 +24,11 @@ from agentlightning.llm_proxy.service import Service, ServiceOptions
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.types.attempt_keys import derive_attempt_key
+from agentlightning.types.records import CURRENT_RUN
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import fork_handlers, once
 from agentlightning.utils.server_launcher import is_loopback
+from agentlightning.utils.spelling import suggests_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class _Done:
             yield from asyncio.to_thread(self._work.join).__await__()
 
 
+@suggests_arguments
 class LLMProxy:
     """A gateway to models.
 
@@ -104,6 +107,8 @@ class LLMProxy:
         max_request_bytes: Larger requests are refused.
         max_response_bytes: Larger answers of backends are cut off.
     """
+
+    _run_id: str | None = None  # of the run that started it, and will stop it
 
     def __init__(
         self,
@@ -221,6 +226,8 @@ class LLMProxy:
                     thread.run(service.stop_serving())  # which frees the port
                 finally:
                     closing = self._shut_down()
+            else:
+                self._run_id = CURRENT_RUN.get()
             self._await_stop()
             self.initialize()
             thread = LoopThread("agl-llm-proxy")
@@ -369,7 +376,13 @@ class LLMProxy:
         parameters = dict(sampling_parameters or {})
         if rollout_id is None and attempt_id is None:
             key = self._authenticator.secret if self.api_key is not None else None
-            return ProxyLLM(endpoint=self.endpoint, model=model, sampling_parameters=parameters, api_key=key)
+            return ProxyLLM(
+                endpoint=self.endpoint,
+                model=model,
+                sampling_parameters=parameters,
+                api_key=key,
+                run_id=self._run_id,
+            )
         if rollout_id is None or attempt_id is None:
             raise ValueError("Give both rollout_id and attempt_id, or neither.")
         path = f"/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}"

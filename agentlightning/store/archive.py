@@ -7,19 +7,19 @@ was cut off is recognised. An archive is read into a store that holds nothing ye
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, StrictStr, TypeAdapter
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore, InvalidTransition
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.attempts import known_attempt
 from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES, known_rollout, latest_resources_id
 from agentlightning.store.behaviour.runs import metrics_of
-from agentlightning.store.lifecycle import due_time
+from agentlightning.store.lifecycle import due_time, is_queuing
 from agentlightning.store.local import Call, LocalStore, local_store
-from agentlightning.store.selection import Selection
+from agentlightning.store.selection import LARGEST_NUMBER, Selection
 from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.store.values import as_json, check_json
 from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Span, Worker
@@ -171,7 +171,14 @@ _MODELS: dict[str, type[Rollout] | type[ResourcesUpdate] | type[Worker] | type[R
 }
 
 
+_ID = TypeAdapter(StrictStr)
+_SEQUENCE = TypeAdapter(tuple[StrictStr, Annotated[int, Field(strict=True, ge=0, le=LARGEST_NUMBER)]])
+
+
 def _put(tx: Transaction, kind: str, value: Any) -> None:
+    for name, number in value.items() if isinstance(value, dict) else ():
+        if isinstance(number, int) and not -LARGEST_NUMBER <= number <= LARGEST_NUMBER:
+            raise ValueError(f"{name} is a number of more than 63 bits")
     if kind == "span":
         span = Span.model_validate(value)
         attempt = known_attempt(tx, span.rollout_id, span.attempt_id)
@@ -187,10 +194,16 @@ def _put(tx: Transaction, kind: str, value: Any) -> None:
             raise ValueError(f"there is no run '{point.run_id}' before it")
         tx.put(point)
     elif kind == "sequence":
-        tx.put_last_sequence(*value)
+        rollout_id, last = _SEQUENCE.validate_python(value)
+        tx.put_last_sequence(known_rollout(tx, rollout_id).rollout_id, last)
     elif kind == "queued":
-        tx.push(value)
+        rollout = known_rollout(tx, _ID.validate_python(value))
+        if not is_queuing(rollout):
+            raise ValueError(f"rollout '{rollout.rollout_id}' is '{rollout.status}', which does not queue")
+        tx.push(rollout.rollout_id)
     elif kind == "latest_resources":
+        if tx.get(ResourcesUpdate, _ID.validate_python(value)) is None:
+            raise ValueError(f"there are no resources '{value}' before it")
         tx.put(Setting(LATEST_RESOURCES, value))
     else:
         tx.put(_MODELS[kind].model_validate(value))

@@ -27,13 +27,15 @@ from agentlightning.store.copies import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields, checked_kinds
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.store.transaction import Setting, Transaction
+from agentlightning.store.transaction import Setting, SpanLimits, Transaction
 from agentlightning.types import AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
 Clock = Callable[[], float]
 
 DEFAULT_MAX_SPAN_BYTES = 32 * 1024 * 1024
+DEFAULT_MAX_ATTEMPT_BYTES = 256 * 1024 * 1024
+DEFAULT_MAX_ATTEMPT_SPANS = 100_000
 SWEEPS_SHARE = 0.1
 """How often silent workers are looked for, as a share of the time they may be silent."""
 PAUSE_SHARE = 0.5
@@ -141,6 +143,8 @@ class LocalStore(LightningStore):
         self,
         *,
         max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
+        max_attempt_bytes: int = DEFAULT_MAX_ATTEMPT_BYTES,
+        max_attempt_spans: int = DEFAULT_MAX_ATTEMPT_SPANS,
         tracker: MetricsBackend | None = None,
         scan_debounce_seconds: float = 0.0,
         lost_worker_seconds: float = LOST_WORKER_SECONDS,
@@ -148,6 +152,7 @@ class LocalStore(LightningStore):
         kept_notices: int = DEFAULT_CAPACITY,
     ) -> None:
         self.max_span_bytes = max_span_bytes
+        self._limits = SpanLimits(max_span_bytes, max_attempt_bytes, max_attempt_spans)
         self._clock = clock or wall_clock
         self._start_time = self._clock()
         self._watch = Watchdog(scan_debounce_seconds, lost_worker_seconds, self._start_time)

@@ -1,8 +1,8 @@
 """The memory store: everything on dictionaries, under one lock.
 
 It is safe to use from any number of threads and event loops. When spans outgrow the eviction threshold, the spans of
-the oldest rollouts are dropped, whole rollouts at a time, until the safe threshold holds again. Rollouts themselves are
-never dropped; a warning tells when they alone outgrow the threshold.
+whole rollouts are dropped, of finished ones before others and of the oldest first, until the safe threshold holds
+again. Rollouts themselves are never dropped; a warning tells when they alone outgrow the threshold.
 """
 
 import heapq
@@ -10,7 +10,7 @@ import logging
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,17 +21,25 @@ from agentlightning.errors import ConfigurationError, SpansEvicted, StoreUnavail
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.claims import GRANT_SECONDS, Grant
 from agentlightning.store.copies import copied_span, replaced
-from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES, is_finished
+from agentlightning.store.local import (
+    DEFAULT_MAX_ATTEMPT_BYTES,
+    DEFAULT_MAX_ATTEMPT_SPANS,
+    Call,
+    Clock,
+    LocalStore,
+    execute,
+)
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
-from agentlightning.store.local import Call, Clock, LocalStore, execute
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.rollout_index import Columns, index_reader
 from agentlightning.store.selection import FEW, Selection, choose
-from agentlightning.store.transaction import OpenSpans, SelectedT
+from agentlightning.store.transaction import OpenSpans, SelectedT, SpanLimits
 from agentlightning.store.values import check_size, weigh_rollout, weigh_span
 from agentlightning.store.working_set import Entry, WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, Run, Span, Worker
 from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.system_snapshot import container_memory_limits
 
 __all__ = ["InMemoryLightningStore", "estimate_model_size"]
 
@@ -56,32 +64,7 @@ def _detect_total_memory_bytes(root: Path = Path("/")) -> int:
     """Memory of this machine, or of this container if that is less; `root` is for tests."""
     import psutil  # here: most programs that load this module use another store
 
-    return min([psutil.virtual_memory().total, *_container_limits(root)])
-
-
-def _container_limits(root: Path) -> Iterator[int]:
-    """Limits of the control groups that this process is in, of both versions; a group counts for those beneath it."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            top, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # Inside a container the path may be the host's, of which only the top is to be seen.
-        group = top / path.strip("/")
-        for folder in {top, group, *(parent for parent in group.parents if top in parent.parents)}:
-            try:
-                text = (folder / name).read_text(encoding="utf-8").strip()
-            except OSError:
-                continue
-            if text.isdecimal():  # else it is "max"
-                yield int(text)
+    return min([psutil.virtual_memory().total, *container_memory_limits(root)])
 
 
 def _threshold_bytes(name: str, value: float | int, total: int, *, least: int) -> int:
@@ -111,12 +94,11 @@ class MemoryEntry(Entry):
 class MemoryTransaction(WorkingSet[MemoryEntry]):
     """All state of a memory store, and the transaction that is open on it."""
 
-    def __init__(self, *, max_span_bytes: int, span_size_estimator: Callable[[Span], int] | None) -> None:
-        super().__init__()
+    def __init__(self, limits: SpanLimits, span_size_estimator: Callable[[Span], int] | None) -> None:
+        super().__init__(limits)
         self.span_bytes = 0
         self.rollout_bytes = 0
         """What all rollouts take, with their inputs, metadata and outputs, and without their spans."""
-        self._max_span_bytes = max_span_bytes
         self._span_size_estimator = span_size_estimator
         self._tail = self._head = 0
         self.due_heap: list[tuple[float, str]] = []
@@ -227,6 +209,8 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
                 last_sequence = self._sequences[attempt.rollout_id] = span.sequence_id
         entry.span_bytes += size
         self.span_bytes += size
+        used_spans, used_bytes = self.usage_of(attempt)
+        self._set(entry.usage, attempt.sequence_id, (used_spans + len(spans), used_bytes + size))
         alive = replaced(attempt, last_heartbeat_time=now)
         index = attempt.sequence_id - 1
         self._undo.append((entry.attempts.__setitem__, (index, entry.attempts[index])))
@@ -235,7 +219,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
 
     def _weigh_span(self, span: Span) -> int:
         size = weigh_span(span)
-        check_size(span, size, self._max_span_bytes)
+        check_size(span, size, self.limits.span_bytes)
         return size if self._span_size_estimator is None else max(0, self._span_size_estimator(span))
 
     def _drop_spans(self, entry: MemoryEntry, attempt: Attempt, count: int, size: int, last_sequence: int) -> None:
@@ -354,6 +338,8 @@ class InMemoryLightningStore(LocalStore):
         scan_debounce_seconds: float = 0.0,
         lost_worker_seconds: float = LOST_WORKER_SECONDS,
         max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
+        max_attempt_bytes: int = DEFAULT_MAX_ATTEMPT_BYTES,
+        max_attempt_spans: int = DEFAULT_MAX_ATTEMPT_SPANS,
         clock: Clock | None = None,
     ) -> None:
         """Make an empty store.
@@ -367,10 +353,14 @@ class InMemoryLightningStore(LocalStore):
             scan_debounce_seconds: Least time between two looks of the watchdog.
             lost_worker_seconds: How long a worker with heartbeats may be silent until what it claimed is given back.
             max_span_bytes: Largest span that is accepted, as JSON.
+            max_attempt_bytes: How much the spans of one attempt may take; further ones are refused.
+            max_attempt_spans: How many spans one attempt may have; further ones are refused.
             clock: Seconds since the epoch; for tests.
         """
         super().__init__(
             max_span_bytes=max_span_bytes,
+            max_attempt_bytes=max_attempt_bytes,
+            max_attempt_spans=max_attempt_spans,
             tracker=tracker,
             scan_debounce_seconds=scan_debounce_seconds,
             lost_worker_seconds=lost_worker_seconds,
@@ -393,7 +383,7 @@ class InMemoryLightningStore(LocalStore):
                 f"eviction_memory_threshold ({self._eviction_threshold_bytes} bytes)."
             )
         self._lock = threading.Lock()  # protects `_tx`; held for one transaction, never across an await
-        self._tx = MemoryTransaction(max_span_bytes=max_span_bytes, span_size_estimator=span_size_estimator)
+        self._tx = MemoryTransaction(self._limits, span_size_estimator)
         self._is_closed = False
         self._has_warned = False
 
@@ -453,10 +443,10 @@ class InMemoryLightningStore(LocalStore):
         return result
 
     def _evict(self) -> None:
-        """Drop spans of the oldest rollouts until the safe threshold holds."""
+        """Drop spans of finished rollouts, then of others, the oldest first, until the safe threshold holds."""
         tx = self._tx
         holding = [entry for entry in tx.entries.values() if entry.spans]
-        for entry in sorted(holding, key=lambda entry: entry.rollout.start_time):
+        for entry in sorted(holding, key=lambda entry: (not is_finished(entry.rollout), entry.rollout.start_time)):
             if tx.span_bytes <= self._safe_threshold_bytes:
                 return
             tx.evict_spans(entry)

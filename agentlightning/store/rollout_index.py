@@ -36,6 +36,11 @@ def _text_in_metadata(name: str, rollout: Rollout) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def run_id_of(rollout: Rollout) -> str | None:
+    """The run that a rollout names as its own."""
+    return _text_in_metadata("run_id", rollout)
+
+
 def _step_of(rollout: Rollout) -> int | None:
     step = (rollout.metadata or {}).get("step")
     return step if type(step) is int and abs(step) < 2**63 else None
@@ -57,7 +62,7 @@ def _error_of(attempt: Attempt | None) -> str | None:
 
 _READERS: Final[Mapping[str, Callable[[Rollout], Any]]] = {
     "reward": operator.attrgetter("reward"),
-    "run_id": functools.partial(_text_in_metadata, "run_id"),
+    "run_id": run_id_of,
     "step": _step_of,
     "group_id": functools.partial(_text_in_metadata, "group"),
     "agent": _agent_of,

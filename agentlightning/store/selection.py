@@ -39,6 +39,8 @@ class Condition:
         if name.endswith("_in"):
             if isinstance(value, str):
                 raise InvalidQuery(f"Expected a list of values to filter by, not the text '{value}'.")
+            if any(isinstance(one, int) and not -LARGEST_NUMBER <= one <= LARGEST_NUMBER for one in value):
+                raise InvalidQuery(f"'{name}' has a number of more than 63 bits, which no record has.")
             return cls(name.removesuffix("_in"), "within", frozenset(value))
         if name.endswith("_contains"):
             if not isinstance(value, str):

@@ -30,7 +30,7 @@ from agentlightning.store.tables import (
     rollout_as_read,
     rollout_json,
 )
-from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT
+from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT, SpanLimits
 from agentlightning.store.values import as_json, check_json_size, span_as_json
 from agentlightning.store.working_set import WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Rollout, Span
@@ -57,14 +57,13 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     span_counts: ClassVar[str]
     """The number of all spans and their bytes, as two columns."""
 
-    def __init__(self, *, max_span_bytes: int) -> None:
-        self._max_span_bytes = max_span_bytes
+    def __init__(self, limits: SpanLimits) -> None:
         self.is_spoiled = False
         """Whether rows of the operation in progress are in the database, so that undoing it here is not enough."""
         self.earliest_due: float | None = None
         """No rollout is due before this moment, as far as was seen here; None if none is scheduled."""
         self._places = itertools.count()
-        super().__init__()
+        super().__init__(limits)
 
     def _remember_nothing(self) -> None:
         super()._remember_nothing()
@@ -98,6 +97,10 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     @abstractmethod
     def _take_number(self) -> int:
         """The number of a new rollout."""
+
+    @abstractmethod
+    def _load_usage(self, entry: SqlEntry, attempt: Attempt) -> None:
+        """Read what an attempt has used of its quota, unless that is known."""
 
     # ------------------------------------------------------------------ rows held back
 
@@ -269,13 +272,17 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         """A span is one row: that it is also the attempt's heartbeat is seen when the attempt is read."""
         entry, sequence = self.known(attempt.rollout_id), attempt.sequence_id
         self._undo.append((self._drop_spans, (len(self._spans), entry.span_ids.get(sequence))))
+        self._load_usage(entry, attempt)
+        count, size = self.usage_of(attempt)
         self._is_holding = True
         for span in spans:
             body = span_as_json(span)
-            check_json_size(span, len(body), self._max_span_bytes)
+            check_json_size(span, len(body), self.limits.span_bytes)
+            size += len(body)
             self._spans.append((entry.number, sequence, span.span_id, span.sequence_id, now, body))
         if sequence in entry.span_ids:
             entry.span_ids[sequence].update([span.span_id for span in spans])
+        self._set(entry.usage, sequence, (count + len(spans), size))
         highest = max([span.sequence_id for span in spans])
         if highest > self._sequences.get(attempt.rollout_id, highest):
             self._set(self._sequences, attempt.rollout_id, highest)

@@ -40,6 +40,15 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanLimits:
+    """How large a span may be, and how much all spans of one attempt."""
+
+    span_bytes: int
+    attempt_bytes: int
+    attempt_spans: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSpans:
     """The spans of a rollout that had begun and not ended when they were put; some may have ended since."""
 
@@ -55,6 +64,7 @@ SelectedT = TypeVar("SelectedT", bound=Rollout | Span | ResourcesUpdate | Worker
 class Transaction(ABC):
     """Reads and writes that take effect together or not at all."""
 
+    limits: SpanLimits
     cursor = 0
     """Number of the newest committed notice, where the transaction gives notices their cursors."""
     notices: list[NoticeFields]
@@ -94,6 +104,10 @@ class Transaction(ABC):
     def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
         """Keep copies of spans of an attempt. They are a sign of life: the attempt, with `last_heartbeat_time` set to
         `now`, is put and returned."""
+
+    @abstractmethod
+    def usage_of(self, attempt: Attempt) -> tuple[int, int]:
+        """How many spans an attempt has written, and how many bytes of them, evicted ones included."""
 
     @abstractmethod
     def has_span(self, attempt: Attempt, span_id: str) -> bool: ...

@@ -69,9 +69,8 @@ def _check_json(value: object, where: str) -> None:
             for index, item in enumerate(value):
                 _check_json(item, f"{where}[{index}]")
     else:
-        raise InvalidValue(
-            f"{where} is of type {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or mappings."
-        )
+        way = "its model_dump()" if isinstance(value, BaseModel) else "text, numbers, lists or mappings"
+        raise InvalidValue(f"{where} is of type {type(value).__name__}, which JSON cannot hold; give {way}.")
 
 
 def as_json(value: object, where: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from agentlightning.store.claims import Grant
 from agentlightning.store.lifecycle import is_queuing
 from agentlightning.store.notices import NoticeFields
-from agentlightning.store.transaction import KeyedT, OpenSpans, Record, Setting, Transaction
+from agentlightning.store.transaction import KeyedT, OpenSpans, Record, Setting, SpanLimits, Transaction
 from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Worker
 
 RECORD_KEYS: dict[type, str] = {
@@ -38,6 +38,8 @@ class Entry:
     attempts: list[Attempt] = field(default_factory=list)
     span_ids: dict[int, set[str]] = field(default_factory=dict)
     """Ids of the spans of an attempt, by its number; an attempt may be missing where a database knows them."""
+    usage: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Spans of an attempt and their bytes, by its number; as `span_ids`."""
     position: int | None = None
     """Place in the queue."""
     due: float | None = None
@@ -54,7 +56,8 @@ EntryT = TypeVar("EntryT", bound=Entry)
 class WorkingSet(Transaction, Generic[EntryT]):
     """Entries, records, the queue, notices, and how to undo what was done to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: SpanLimits) -> None:
+        self.limits = limits
         self.notices: list[NoticeFields] = []
         self._kept_notices = 0
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
@@ -158,6 +161,9 @@ class WorkingSet(Transaction, Generic[EntryT]):
     def remove_latest_attempt(self, rollout_id: str) -> None:
         attempts = self.known(rollout_id).attempts
         self._undo.append((attempts.append, (attempts.pop(),)))
+
+    def usage_of(self, attempt: Attempt) -> tuple[int, int]:
+        return self.known(attempt.rollout_id).usage.get(attempt.sequence_id, (0, 0))
 
     def get_last_sequence(self, rollout_id: str) -> int:
         return self._sequences.get(rollout_id, 0)

@@ -158,3 +158,12 @@ async def test_rollouts_of_the_named_modes_are_found(store: LightningStore) -> N
     found = [" ".join([one.rollout_id for one in await store.query_rollouts(**asked)]) for asked, _ in BY_MODE]
 
     assert found == [expected for _, expected in BY_MODE]
+
+
+async def test_a_number_that_no_record_has_is_refused_by_every_back_end(store: LightningStore) -> None:
+    for number in (2**63, 2**64 - 1, -(2**63)):
+        with pytest.raises(InvalidQuery, match="'step_in' has a number of more than 63 bits"):
+            await store.query_rollouts(step_in=[1, number])
+
+    assert list(await store.query_rollouts(reward_min=2.0**64, start_time_max=-(2.0**64))) == []
+    assert list(await store.query_rollouts(step_in=[2**63 - 1, -5])) == []

@@ -137,10 +137,17 @@ async def test_run_is_opened_and_closed(store: LightningStore, clock: Any) -> No
 async def test_secrets_in_a_run_are_masked_before_they_are_stored(store: LightningStore) -> None:
     config = {"model": {"api_key": "sk-secret", "max_tokens": 9}, "engines": [{"accessToken": "sk-secret"}]}
 
-    run = await store.start_run("grpo", config=config)
+    metadata: dict[str, object] = {
+        "argv": ["--api-key", "sk-secret"],
+        "dsn": "sk-secret",
+        "host": "http://me:sk-secret@x",
+    }
+
+    run = await store.start_run("grpo", config=config, metadata=metadata)
     closed = await store.finish_run(run.run_id, summary={"judge_token": "sk-secret", "reward": 0.5})
 
     assert run.config == {"model": {"api_key": "***", "max_tokens": 9}, "engines": [{"accessToken": "***"}]}
+    assert run.metadata == {"argv": ["--api-key", "***"], "dsn": "***", "host": "http://***@x"}
     assert closed.summary == {"judge_token": "***", "reward": 0.5}
     assert "sk-secret" not in str(await store.get_run_by_id(run.run_id)) + str(list(await store.query_runs()))
     assert config["model"] == {"api_key": "sk-secret", "max_tokens": 9}  # the caller's own

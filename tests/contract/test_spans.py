@@ -258,3 +258,18 @@ async def test_spans_with_impossible_places_are_refused(store: LightningStore, m
             await store.add_span(span)
 
     assert await store.get_next_span_sequence_id(rollout.rollout_id, rollout.attempt.attempt_id) == 1
+
+
+async def test_a_given_number_does_not_spoil_those_of_later_attempts(store: LightningStore, make_span: Any) -> None:
+    rollout = await store.start_rollout("a")
+    for way in (store.add_span, lambda span: store.add_many_spans([span])):
+        for number in (2**53 - 1, 1_000_001, 2**63 - 1, -(2**63)):
+            with pytest.raises(InvalidValue, match=f"sequence id {number}; .* at most 1000000"):
+                await way(make_span(rollout, sequence_id=number))
+    await store.add_many_spans([make_span(rollout, sequence_id=1_000_000), make_span(rollout, sequence_id=2_000_000)])
+
+    retry = await store.start_attempt(rollout.rollout_id)
+
+    stored = await store.add_many_spans([make_span(retry, sequence_id=0), make_span(retry, sequence_id=3_000_001)])
+    assert [known(span).sequence_id for span in stored] == [2_000_001, 3_000_001]
+    assert await store.get_next_span_sequence_id(retry.rollout_id, retry.attempt.attempt_id) == 3_000_002

@@ -186,12 +186,16 @@ async def test_own_key_opens_for_everybody_and_that_of_an_unknown_attempt_for_no
     assert await status(llm.endpoint, bearer(llm.api_key)) == 401
 
 
+@pytest.mark.parametrize("end", ["finished", "cancelled"])
 async def test_key_ends_with_its_attempt(
-    proxy: LLMProxy, store: InMemoryLightningStore, rollout: AttemptedRollout
+    proxy: LLMProxy, store: InMemoryLightningStore, rollout: AttemptedRollout, end: str
 ) -> None:
     llm = bound(proxy, rollout)
     assert await status(llm.endpoint, bearer(llm.api_key)) == 200
-    await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+    if end == "cancelled":
+        await store.update_rollout(rollout.rollout_id, status="cancelled")
+    else:
+        await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
 
     deadline = asyncio.get_running_loop().time() + FRESH_SECONDS + 5.0
     while await status(llm.endpoint, bearer(llm.api_key)) == 200:

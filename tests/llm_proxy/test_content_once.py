@@ -9,13 +9,17 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages, TraceToTrajectory
+from agentlightning.algorithm.batches import FinishedRollout
+from agentlightning.algorithm.grpo.outcomes import outcomes_of
+from agentlightning.algorithm.grpo.samples import batch_of
+from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.events import AgentReply, UserMessage, events_of_spans
 from agentlightning.instrumentation.model_calls import RECORDED_AS, recorded_span_id, recording_of
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
-from agentlightning.types import Span
-from tests.llm_proxy.accounts import CALL, MODEL, serving
+from agentlightning.types import Rollout, Span
+from tests.llm_proxy.accounts import CALL, MODEL, entry, serving
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
@@ -153,3 +157,22 @@ async def test_only_a_recording_for_the_same_attempt_takes_the_content_from_the_
 
     spans = await store.query_spans(rollout.rollout_id)
     assert ["gen_ai.prompt.0.content" in span.attributes for span in spans] == [False, *[True] * 6]
+
+
+@pytest.mark.parametrize(("current", "skipped", "staleness"), [(4, 0, 1.0), (5, 0, 2.0), (6, 2, None)])
+async def test_the_version_of_the_model_list_bounds_the_staleness_of_an_sdk_agent(
+    model: StubModel, current: int, skipped: int, staleness: float | None
+) -> None:
+    described = entry(model)
+    described["model_info"] = {**described.get("model_info", {}), "version": "3"}
+    with serving(model, model_list=[described]) as proxy:
+        spans = await run(proxy, asking(stream=False), OtelTracer())
+    rollouts = [Rollout(rollout_id=f"ro-{number}", input=1, start_time=0.0, status="succeeded") for number in (0, 1)]
+    finished = [FinishedRollout(rollout, "group", spans, float(n)) for n, rollout in enumerate(rollouts)]
+
+    outcomes = await outcomes_of(finished, TraceToTrajectory())
+    metrics = batch_of(outcomes, SampleSettings(max_staleness=2), current_version=current).report.metrics()
+
+    assert metrics["skipped/too_stale"] == skipped
+    assert metrics["samples/without_version"] == 0
+    assert metrics.get("staleness/max") == staleness

@@ -109,6 +109,29 @@ def with_metrics_of_no_run(lines: list[str]) -> list[str]:
     return [*(line for line in lines[:-1] if '"kind":"run"' not in line), json.dumps(end)]
 
 
+def with_other(kind: str, change: Any) -> Callable[[list[str]], list[str]]:
+    """An archive in which the first record of a kind is another one."""
+
+    def damage(lines: list[str]) -> list[str]:
+        place = next(n for n, line in enumerate(lines) if f'"kind":"{kind}"' in line)
+        value = json.loads(lines[place])["value"]
+        changed = {**value, **change} if isinstance(value, dict) and isinstance(change, dict) else change
+        return [*lines[:place], record(kind, changed), *lines[place + 1 :]]
+
+    return damage
+
+
+OTHERS: list[tuple[str, Any]] = [
+    *(("latest_resources", value) for value in (5, None, ["mine"], {"a": 1}, "nobody")),
+    *(("sequence", value) for value in ("x", 5, [1, 2], ["nobody", 1], ["queued-1", "1"], ["queued-1", 2**64 - 1])),
+    *(("sequence", value) for value in (["queued-1", -1], ["queued-1", 1, 2], {"queued-1": 1})),
+    *(("queued", value) for value in (5, None, ["queued-1"], {"a": 1}, "nobody")),
+    *(("resources", {"resources_id": value}) for value in (5, None, ["mine"])),
+    *(("rollout", {"resources_id": value}) for value in (5, ["mine"])),
+    *((kind, {"sequence_id": 2**64 - 1}) for kind in ("attempt", "span")),
+    ("metrics", {"step": 2**64 - 1}),
+    ("resources", {"version": 2**64 - 1}),
+]
 DAMAGES: dict[str, Callable[[list[str]], list[str]]] = {
     "cut off": lambda lines: lines[:-3],
     "without its end": lambda lines: lines[:-1],
@@ -120,6 +143,7 @@ DAMAGES: dict[str, Callable[[list[str]], list[str]]] = {
     "an object for a kind": lambda lines: [lines[0], record({"rollout": 1}, {}), *lines[1:]],
     "metrics of no run": with_metrics_of_no_run,
     "something else": lambda lines: [record("rollout", {})],
+    **{f"{kind} {value}": with_other(kind, value) for kind, value in OTHERS},
 }
 
 
@@ -133,7 +157,7 @@ async def test_damaged_archive_is_refused_whole(tmp_path: Path, make_span: Any, 
     for name, damage in DAMAGES.items():
         damaged.write_text("\n".join(damage(path.read_text().splitlines())) + "\n")
         with pytest.raises(IncompatibleStore, match=r"damaged\.jsonl"):
-            await import_store(target, damaged)
+            raise AssertionError(f"{name}: {await import_store(target, damaged)}")
 
         counts = await target.statistics()
         assert (counts["total_rollouts"], counts["total_resources"], counts["queue_length"]) == (0, 0, 0), name

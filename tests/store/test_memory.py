@@ -225,3 +225,28 @@ async def test_slow_subscriber_is_told_of_the_gap() -> None:
     await notices.aclose()  # type: ignore[attr-defined]
 
     assert (gap.kind, after.rollout_id) == ("gap", "r-9")
+
+
+async def test_spans_of_finished_rollouts_are_dropped_before_those_of_running_ones(clock: Any, make_span: Any) -> None:
+    store = InMemoryLightningStore(
+        eviction_memory_threshold=45, safe_memory_threshold=40, span_size_estimator=estimate, clock=clock
+    )
+    rollouts = []
+    for n in range(4):
+        clock.advance(1)
+        rollouts.append(await store.start_rollout(n))
+        await store.add_span(make_span(rollouts[n]))
+    await store.update_attempt(rollouts[2].rollout_id, "latest", status="succeeded")
+    await store.update_attempt(rollouts[3].rollout_id, "latest", status="failed")
+
+    async def is_dropped(n: int) -> bool:
+        try:
+            return not await store.query_spans(rollouts[n].rollout_id)
+        except SpansEvicted:
+            return True
+
+    dropped = []
+    for _ in range(3):  # each is one too many
+        await store.add_span(make_span(rollouts[1]))
+        dropped.append([n for n in range(4) if await is_dropped(n)])
+    assert dropped == [[2], [2, 3], [0, 2, 3]]

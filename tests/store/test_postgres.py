@@ -22,7 +22,7 @@ from tests.postgres import PASSWORD, Cluster, new_database, shared_cluster
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: the extra postgres")
 
-from agentlightning.store.postgres import PostgresLightningStore  # noqa: E402
+from agentlightning.store.postgres import PostgresLightningStore, database  # noqa: E402
 from agentlightning.store.postgres.database import connect, described  # noqa: E402
 from agentlightning.store.postgres.session import PostgresSession  # noqa: E402
 
@@ -319,3 +319,18 @@ def test_statement_is_prepared_anew_when_a_parameter_has_another_type() -> None:
         found = [session.select("SELECT ?::float8", (value,)) for value in (None, 1.5, 2, None, 2.5)]
         assert found == [[(None,)], [(1.5,)], [(2.0,)], [(None,)], [(2.5,)]]
         assert connection.prepared < 6
+
+
+async def test_a_lock_that_another_session_holds_is_an_outage_and_not_a_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "lock_timeout=30s" in database._OPTIONS
+    monkeypatch.setattr(database, "_OPTIONS", database._OPTIONS.replace("lock_timeout=30s", "lock_timeout=100ms"))
+    dsn = new_database()
+    async with PostgresLightningStore(dsn) as store:
+        with connect(dsn) as other, other.transaction():
+            other.execute("LOCK TABLE rollouts IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(StoreUnavailable, match=r"lock timeout; .*retry"):
+                await asyncio.wait_for(store.enqueue_rollout("a"), 20)
+
+        assert (await store.enqueue_rollout("a")).status == "queuing"

@@ -19,7 +19,7 @@ from agentlightning.store.lifecycle import (
     is_queuing,
 )
 from agentlightning.store.operations import UNSET, Unset
-from agentlightning.store.rollout_index import ROLLOUT_FIELDS, searched_text
+from agentlightning.store.rollout_index import ROLLOUT_FIELDS, run_id_of, searched_text
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.store.values import as_json
@@ -75,7 +75,7 @@ def change_status(tx: Transaction, now: float, rollout: Rollout, status: Rollout
     tx.put(changed)
     if is_queuing(changed):
         tx.push(rollout.rollout_id)
-    tx.note("rollout", rollout_id=rollout.rollout_id, status=status)
+    tx.note("rollout", rollout.rollout_id, status=status, name=run_id_of(rollout))
     return changed
 
 
@@ -148,7 +148,7 @@ def _new_rollout(
         metadata=dict(metadata) if metadata is not None else {},
     )
     tx.put(rollout)
-    tx.note("rollout", rollout_id, status=status)
+    tx.note("rollout", rollout_id, status=status, name=run_id_of(rollout))
     return rollout
 
 

@@ -35,7 +35,7 @@ def start_run(
         name=name,
         start_time=now,
         config=masked(detached(config or {})),
-        metadata=detached(metadata or {}),
+        metadata=masked(detached(metadata or {})),
     )
     return _put(tx, run)
 

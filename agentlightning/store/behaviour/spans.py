@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from agentlightning.errors import InvalidValue, RequestConflict
+from agentlightning.errors import InvalidValue, QuotaExceeded, RequestConflict
+from agentlightning.semconv import AGL_LATE
 from agentlightning.store.behaviour.attempts import change_attempt, find_attempt, known_attempt, status_changes
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
 from agentlightning.store.behaviour.workers import show_worker_busy
@@ -20,6 +21,7 @@ from agentlightning.store.lifecycle import (
     WORKING_STATUSES,
     attempt_status_after_span,
     due_time,
+    is_finished,
     is_queuing,
     rollout_status_after_span,
 )
@@ -27,7 +29,7 @@ from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import OpenSpans, Transaction
 from agentlightning.types import Attempt, AttemptStatus, AttributeValue, PaginatedResult, Rollout, Span, TraceStatus
-from agentlightning.types.rewards import final_reward_of
+from agentlightning.types.rewards import final_reward_of, reward_payload_of
 
 SPAN_FIELDS = frozenset(
     ["rollout_id", "attempt_id", "sequence_id", "trace_id", "span_id", "parent_id", "name", "start_time", "end_time"]
@@ -35,8 +37,8 @@ SPAN_FIELDS = frozenset(
 """Fields a query may filter and sort by."""
 
 
-LARGEST_SEQUENCE_ID: Final = 2**53 - 1
-"""Above this, numbers are not exact in every language that reads them."""
+MOST_SKIPPED_NUMBERS: Final = 1_000_000
+"""How far a given sequence id may lie above the last one of its rollout, whose other spans are numbered from there."""
 MOST_ID_CHARACTERS: Final = 256
 MOST_OPEN_SPANS: Final = 200
 """Of one rollout; of more the first are kept."""
@@ -48,14 +50,33 @@ MOST_LETTERS: Final = 1000
 def _check(span: Span) -> None:
     if not isinstance(span, Span):
         raise InvalidValue(f"Expected a Span, not a {type(span).__name__}; convert it with Span.from_opentelemetry.")
-    if not -LARGEST_SEQUENCE_ID <= span.sequence_id <= LARGEST_SEQUENCE_ID:
-        raise InvalidValue(f"Span '{span.name}' has the sequence id {span.sequence_id}, which is beyond 2**53.")
     if span.attempt_id == "latest":
         raise InvalidValue(f"Span '{span.name}' belongs to attempt 'latest'; name the attempt itself.")
 
 
+def _check_number(span: Span, last: int) -> None:
+    if not -MOST_SKIPPED_NUMBERS <= span.sequence_id <= last + MOST_SKIPPED_NUMBERS:
+        raise InvalidValue(
+            f"Span '{span.name}' has the sequence id {span.sequence_id}; the last of its rollout is {last}, so "
+            f"give one of at most {last + MOST_SKIPPED_NUMBERS}, or 0 for the store to number it."
+        )
+
+
+def _marked(span: Span, *, is_late: bool) -> Span:
+    """The span as it is kept: marked if it brings a reward too late, and not marked because its writer says so."""
+    if AGL_LATE in span.attributes:
+        others = {name: value for name, value in span.attributes.items() if name != AGL_LATE}
+        span = replaced(span, attributes=others)
+    if is_late and reward_payload_of(span).get("type") == "reward":
+        span = replaced(span, attributes={**span.attributes, AGL_LATE: True})
+    return span
+
+
 def add_span(tx: Transaction, now: float, span: Span) -> Span | None:
     _check(span)
+    span = _marked(span, is_late=is_finished(known_rollout(tx, span.rollout_id)))
+    if not 0 <= span.sequence_id <= MOST_SKIPPED_NUMBERS:
+        _check_number(span, tx.get_last_sequence(span.rollout_id))
     return span if _append(tx, now, (span,), may_be_known=True) else None
 
 
@@ -65,10 +86,10 @@ def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[S
     for span in spans:
         _check(span)
         key = (span.rollout_id, span.attempt_id, span.span_id)
-        known_rollout(tx, span.rollout_id)
+        rollout = known_rollout(tx, span.rollout_id)
         is_repeated = key in seen or tx.has_span(known_attempt(tx, span.rollout_id, span.attempt_id), span.span_id)
         seen.add(key)
-        fresh.append(None if is_repeated else span)
+        fresh.append(None if is_repeated else _marked(span, is_late=is_finished(rollout)))
     by_attempt: dict[tuple[str, str], list[Span]] = {}
     for span in _with_numbers(tx, fresh):
         by_attempt.setdefault((span.rollout_id, span.attempt_id), []).append(span)
@@ -79,10 +100,12 @@ def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[S
 
 def _with_numbers(tx: Transaction, spans: list[Span | None]) -> list[Span]:
     """The spans to append; one with sequence id 0 is replaced, in the list too, by one with the rollout's next."""
-    unnumbered = {span.rollout_id for span in spans if span is not None and not span.sequence_id}
-    last = {rollout_id: tx.get_last_sequence(rollout_id) for rollout_id in unnumbered}
+    given = [span for span in spans if span is not None]
+    odd = {span.rollout_id for span in given if not 0 < span.sequence_id <= MOST_SKIPPED_NUMBERS}
+    last = {rollout_id: tx.get_last_sequence(rollout_id) for rollout_id in odd}
     for place, span in enumerate(spans):
         if span is not None and span.rollout_id in last:
+            _check_number(span, last[span.rollout_id])
             number = span.sequence_id or last[span.rollout_id] + 1
             last[span.rollout_id] = max(last[span.rollout_id], number)
             spans[place] = span if span.sequence_id else replaced(span, sequence_id=number)
@@ -112,10 +135,11 @@ def finish_attempt(
     if not isinstance(metadata, Unset):
         changes["metadata"] = detached(metadata)
     fresh: dict[str, Span] = {}
+    is_latest = attempt.sequence_id == len(tx.get_attempts(rollout_id))
+    is_revived = is_latest and rollout.status == "failed" and status == "succeeded"
     for span in spans:
         if not tx.has_span(attempt, span.span_id):
-            fresh.setdefault(span.span_id, span)
-    is_latest = attempt.sequence_id == len(tx.get_attempts(rollout_id))
+            fresh.setdefault(span.span_id, _marked(span, is_late=is_finished(rollout) and not is_revived))
     if fresh:
         _keep(tx, now, attempt, _numbered(list(fresh.values()), tx.get_last_sequence(rollout_id)))
         changes["last_heartbeat_time"] = now
@@ -141,6 +165,13 @@ def _numbered(spans: Sequence[Span], last: int) -> list[Span]:
 def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) -> Attempt:
     """Append spans of an attempt, and tell of them; returns the attempt with this sign of life."""
     alive = tx.append_spans(attempt, spans, now)
+    (count, size), limits = tx.usage_of(attempt), tx.limits
+    if count > limits.attempt_spans or size > limits.attempt_bytes:
+        raise QuotaExceeded(
+            f"Attempt '{attempt.attempt_id}' of rollout '{attempt.rollout_id}' would exceed its quota of "
+            f"{limits.attempt_spans} spans and {limits.attempt_bytes} bytes; write less, or raise max_attempt_spans or "
+            "max_attempt_bytes of the store."
+        )
     for span in spans:
         tx.note("span", attempt.rollout_id, attempt.attempt_id, None, span.name, span.sequence_id)
     return alive

@@ -25,15 +25,12 @@ from agentlightning.store.http.failures import BadArguments
 from agentlightning.store.operations import Operation, operations_of
 from agentlightning.store.values import as_json, span_as_json
 from agentlightning.types import EnqueueRolloutRequest, Notice, PaginatedResult, Span, Task
+from agentlightning.utils.json_values import MOST_LEVELS, is_encodable
 
 _MAKES_ROLLOUTS = frozenset({"start_rollout", "enqueue_rollout", "enqueue_many_rollouts"})
 
 MOST_FRAME_BYTES = 1024 * 1024
 """About how large a frame of the live channel becomes before another is begun."""
-MOST_LEVELS = 200
-"""Of lists and objects within each other in the arguments of a call."""
-_ENCODED_LEVELS = 254
-"""That orjson encodes."""
 _LONG_NUMBER = re.compile(rb"\d{19}")
 _MOST_DIGITS = 20
 _SEARCHED_BYTES = 64 * 1024
@@ -71,12 +68,8 @@ def _checked_integer(digits: str) -> int:
 
 def check_levels(given: object) -> None:
     """Refuse arguments that no encoder could send again: once stored, they would break every query that finds them."""
-    for _ in range(_ENCODED_LEVELS - MOST_LEVELS):
-        given = [given]
-    try:
-        orjson.dumps(given)
-    except orjson.JSONEncodeError:
-        raise _too_deep() from None
+    if not is_encodable(given):
+        raise _too_deep()
 
 
 def _too_deep() -> InvalidValue:

@@ -49,7 +49,8 @@ class AnswerCredentials:
         if isinstance(result, ResourcesUpdate):
             return self._resources(result, scope)
         if isinstance(result, Run) and scope.kind != "admin":
-            return replaced(result, config=masked(result.config), summary=masked(result.summary))
+            secret = {"config": result.config, "metadata": result.metadata, "summary": result.summary}
+            return replaced(result, **masked(secret))
         items = result.items if isinstance(result, PaginatedResult) else result
         if not isinstance(items, Sequence) or not items or not isinstance(items[0], (Claim, ResourcesUpdate, Run)):
             return result
@@ -91,7 +92,7 @@ class AnswerCredentials:
         """The attempt's keys for all proxies that its resources lead to, by references to the proxies' secrets."""
         secrets = set(await self._secrets_of(claim))
         for resources_id in _pinned_ids(claim.rollout):
-            secrets |= _secrets_in(await self._store.get_resources_by_id(resources_id))
+            secrets |= secrets_in(await self._store.get_resources_by_id(resources_id))
         ids = claim.rollout.rollout_id, claim.rollout.attempt.attempt_id
         return {self._reference(secret): derive_attempt_key(secret, *ids) for secret in secrets}
 
@@ -104,7 +105,7 @@ class AnswerCredentials:
             known.move_to_end(version)
             return known[version]
         update = claim.resources or await self._store.get_resources_by_id(version[0])
-        secrets = _secrets_in(update)
+        secrets = secrets_in(update)
         if update is not None and update.version == version[1]:  # not replaced since the claim
             known[version] = secrets
             while len(known) > MOST_VERSIONS:
@@ -125,7 +126,8 @@ def _has_secret(resource: object) -> bool:
     return isinstance(resource, LLM) and (resource.api_key or "").startswith(PROXY_SECRET_PREFIX)
 
 
-def _secrets_in(update: ResourcesUpdate | None) -> frozenset[str]:
+def secrets_in(update: ResourcesUpdate | None) -> frozenset[str]:
+    """The secrets of LLM proxies in resources."""
     resources = () if update is None else update.resources.values()
     return frozenset(llm.api_key for llm in resources if isinstance(llm, LLM) and llm.api_key and _has_secret(llm))
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from agentlightning import errors
 from agentlightning.asgi.response import Header, Response, json_response
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, InvalidValue
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class RemoteError(aiohttp.ClientResponseError):
 
 def failure_of(error: BaseException) -> FailureReply:
     """How an exception is told; what nobody expected is also logged."""
+    if isinstance(error, RecursionError):
+        error = InvalidValue("A value of this request is nested too deeply; give a flatter one.")
     if isinstance(error, AgentLightningError):
         return FailureReply(error.http_status, type(error).__name__, str(error))
     if isinstance(error, BadArguments):

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 import orjson
 from pydantic import ValidationError
 
-from agentlightning.errors import InvalidTransition, InvalidValue, NotFound, PayloadTooLarge, SpansEvicted
+from agentlightning.errors import (
+    InvalidTransition,
+    InvalidValue,
+    NotFound,
+    PayloadTooLarge,
+    QuotaExceeded,
+    SpansEvicted,
+)
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.otlp_messages import (
@@ -48,7 +55,7 @@ _LARGEST_SEQUENCE_ID = 2**53 - 1
 """What every reader of JSON holds exactly, and far below 64 bits: the store counts on from it."""
 _LONGEST_MESSAGE = 1000
 _SHOWN_REASONS = 3
-_REFUSALS = (NotFound, InvalidValue, InvalidTransition, PayloadTooLarge, SpansEvicted)
+_REFUSALS = (NotFound, InvalidValue, InvalidTransition, PayloadTooLarge, QuotaExceeded, SpansEvicted)
 """What a store says about spans it will never take, as opposed to a store that cannot take any now."""
 
 _ROLLOUT_ID = LightningResourceAttributes.ROLLOUT_ID.value
@@ -102,7 +109,8 @@ def read_traces(body: bytes, media_type: str) -> Traces:
 async def ingest_traces(store: LightningStore, traces: Traces) -> RejectedSpans:
     """Add the spans to a store; the same spans sent again change nothing.
 
-    A store that cannot be reached raises `StoreUnavailable`, and the exporter may send everything again.
+    A store that cannot be reached raises `StoreUnavailable`, and the exporter may send everything again. Spans of a
+    single attempt, whose quota they exceed, raise `QuotaExceeded`.
     """
     refused = await _add(store, traces.spans) if traces.spans else []
     reasons = [*traces.reasons, *refused]
@@ -119,11 +127,19 @@ async def _add(store: LightningStore, spans: Sequence[Span]) -> list[str]:
         for span in spans:
             by_owner.setdefault((span.rollout_id, span.attempt_id), []).append(span)
         parts = list(by_owner.values())
+        if len(parts) == 1 and isinstance(error, QuotaExceeded):
+            raise
         if len(parts) == 1 and not isinstance(error, NotFound):  # the attempt is there, so some span is the trouble
             parts = [[span] for span in spans]
         if len(parts) == 1:
             return [str(error)] * len(spans)
-        return [reason for part in parts for reason in await _add(store, part)]
+        reasons: list[str] = []
+        for part in parts:
+            try:
+                reasons += await _add(store, part)
+            except QuotaExceeded as exceeded:
+                reasons += [str(exceeded)] * len(part)
+        return reasons
     return []
 
 

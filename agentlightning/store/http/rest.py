@@ -34,7 +34,11 @@ from agentlightning.store.operations import ALL_ITEMS
 logger = logging.getLogger(__name__)
 
 TRACES_PATH = "/v1/traces"
-_NOT_FOUND, _METHOD_NOT_ALLOWED = 404, 405
+_NOT_FOUND, _METHOD_NOT_ALLOWED, _GONE = 404, 405, 410
+_LEGACY_REFUSAL = (
+    "This server is a store, and does not speak the first release's protocol of tasks; run the agent with `agl runner "
+    "MODULE:AGENT --store URL`, as training with VERL needs it, or have it poll an AgentLightningServer."
+)
 _BRIEFLY = "return=minimal"
 
 
@@ -70,11 +74,11 @@ class StoreRoutes:
         except Disconnected:
             return
         finally:
-            if logger.isEnabledFor(logging.INFO):
+            if logger.isEnabledFor(logging.DEBUG):
                 host, port = request.scope.get("client") or ("?", 0)
                 milliseconds = (time.perf_counter() - began) * 1000
                 method, path = request.scope["method"], request.scope["path"]
-                logger.info("%s:%s %s %r %s %.1f ms", host, port, method, path, status, milliseconds)
+                logger.debug("%s:%s %s %r %s %.1f ms", host, port, method, path, status, milliseconds)
 
     async def _respond(self, request: Request, send: Send, memory: AsyncExitStack) -> Response | LargeResponse | None:
         """The answer of a route of ours, or to a request that is refused; None once the framework has answered.
@@ -118,6 +122,8 @@ class StoreRoutes:
             return FailureReply(_METHOD_NOT_ALLOWED, "MethodNotAllowed", detail).response([allow])
         if path.startswith(PREFIX + "/") and path != PREFIX + "/health":
             return FailureReply(_NOT_FOUND, "UnknownRoute", f"There is no route {path}; see /docs.").response()
+        if path == "/task":
+            return FailureReply(_GONE, "LegacyProtocol", _LEGACY_REFUSAL).response()
         return None
 
     async def _operation(
@@ -160,6 +166,7 @@ class StoreRoutes:
                 await self._service.bodies.parse(body, lambda body: None)
             traces = await asyncio.to_thread(read_traces, body, media_type)  # a large one takes a while
             check_traces(permitted, [(span.rollout_id, span.attempt_id) for span in traces.spans])
+            await self._service.check_attempt(permitted)
             rejected = await ingest_traces(self._service.store, traces)
         return Response(200, encode_answer(media_type, rejected.count, rejected.message), media_type.encode())
 

@@ -19,13 +19,14 @@ from typing_extensions import NotRequired, TypedDict
 from agentlightning.asgi.bodies import LARGE_BYTES, Answers, Bodies
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.dashboard import DASHBOARD_PATH
-from agentlightning.errors import InvalidQuery, InvalidValue, PayloadTooLarge, StoreUnavailable
+from agentlightning.errors import InvalidQuery, InvalidToken, InvalidValue, PayloadTooLarge, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.codec import OperationCodec, check_levels, notice_fields
 from agentlightning.store.http.credentials import AnswerCredentials
 from agentlightning.store.http.failures import BadArguments
 from agentlightning.store.http.tokens import (
+    ENDED_ATTEMPT_SECONDS,
     Scope,
     admit,
     bearer_token,
@@ -58,6 +59,8 @@ SUBSCRIBERS_AT_ONCE = 4
 MOST_ID_CHARACTERS = 2048
 MOST_ITEMS = 10_000
 """Rollouts or spans in one call."""
+MOST_ATTEMPTS = 10_000
+"""Attempts whose tokens were checked lately."""
 _GRANTED_UNDER = frozenset(["claim_id", "request_id"])
 """Arguments under which work and sequence ids are given out again."""
 _ADMIN = Scope("admin")
@@ -114,6 +117,7 @@ class StoreService:
         self._tracker = tracker
         self._waiting: set[asyncio.Task[object]] = set()
         self._credentials = AnswerCredentials(store, token)
+        self._attempts_until: dict[Scope, float] = {}
         if tracker is not None:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
             tracker.register_counter(FAILURES, ["operation", "error_type"])
@@ -160,12 +164,37 @@ class StoreService:
         arguments = codec.decode_arguments(given)
         check_permission(scope, op, arguments)
         _check_ids(arguments)
+        await self.check_attempt(scope)
         if self._token is not None:
             for name in _GRANTED_UNDER.intersection(op.ids, arguments):
                 arguments[name] = _own_id(authorization, arguments[name])
         running = self.store.perform(op.name, arguments)
         result = await (self.waiting(running) if op.may_wait(arguments) else running)
         return await self._credentials.shown_to(scope, result)
+
+    async def check_attempt(self, scope: Scope) -> None:
+        """Refuse the token of an attempt that has been over for a minute.
+
+        One that runs now will not have been over for so long within a minute, so the store is asked once a minute.
+        """
+        if scope.rollout_id is None or time.time() < self._attempts_until.get(scope, 0.0):
+            return
+        rollout = await self.store.get_rollout_by_id(scope.rollout_id)
+        attempts = () if rollout is None else await self.store.query_attempts(scope.rollout_id)
+        attempt = next((each for each in attempts if each.attempt_id == scope.attempt_id), None)
+        if rollout is None or attempt is None:
+            return  # which the operation tells better
+        now = time.time()
+        end_time = rollout.end_time if attempt.end_time is None else attempt.end_time
+        until = ENDED_ATTEMPT_SECONDS + (now if end_time is None else end_time)
+        if now >= until:
+            raise InvalidToken(
+                f"The token of {scope} ended {now - until:.0f} seconds ago, {ENDED_ATTEMPT_SECONDS:.0f} seconds after "
+                "the attempt; send spans before that, or with a runner's token."
+            )
+        if len(self._attempts_until) >= MOST_ATTEMPTS:
+            del self._attempts_until[next(iter(self._attempts_until))]
+        self._attempts_until[scope] = until
 
     async def waiting(self, awaited: Awaitable[ResultT]) -> ResultT:
         """Await something that may take long, unless the server shuts down meanwhile."""

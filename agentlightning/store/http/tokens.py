@@ -35,7 +35,9 @@ _FORMAT: Final = "agl1"
 _SIGNING_PURPOSE: Final = b"agentlightning token signing key, format 1"
 """Sets the signing key apart from the master token and from any other key derived from it."""
 ATTEMPT_TOKEN_SECONDS: Final = 24 * 3600.0
-"""How long the token that a program gets for its attempt is valid."""
+"""How long the token that a program gets for its attempt is valid at most; it ends with the attempt, after a minute."""
+ENDED_ATTEMPT_SECONDS: Final = 60.0
+"""How long a token of an attempt is valid after its end: exporters send the last spans late."""
 _LONGEST_TOKEN = 4096
 _LONGEST_KIND = 20
 _PARTS = 3
@@ -126,7 +128,7 @@ def verify_token(secret: str, presented: str, now: float) -> Scope:
         return Scope("admin")
     signed, payload, signature = _split(presented)
     if not hmac.compare_digest(_as_bytes(_signature(secret, signed)), _as_bytes(signature)):
-        raise InvalidToken("The token's signature is wrong; ask for a token signed with this server's master token.")
+        raise InvalidToken("The token's signature is wrong; set AGL_STORE_TOKEN to a token of this server.")
     token = _read_payload(payload)
     if token.expires_at is not None and now >= token.expires_at:
         raise InvalidToken(f"The token expired {now - token.expires_at:.0f} seconds ago; ask for a new one.")
@@ -137,7 +139,9 @@ def bearer_token(authorization: str) -> str:
     """The token in an Authorization header; `InvalidToken` if there is none."""
     if authorization[: len(_BEARER)].lower() != _BEARER:
         raise InvalidToken(
-            "This server wants a token; set AGL_STORE_TOKEN, or send it as 'Authorization: Bearer TOKEN'."
+            "This server wants a token; set AGL_STORE_TOKEN here to the one that it was started with, or send that as "
+            "'Authorization: Bearer TOKEN' (a training started without one lets in its own runners only: start it with "
+            "AGL_STORE_TOKEN=$(agl tokens new))."
         )
     return authorization[len(_BEARER) :].strip()
 

@@ -26,6 +26,8 @@ RETRIED: Final = (
 )
 """Errors after which a transaction, of which nothing remains, is run again."""
 
+LOCK_SECONDS: Final = 30
+"""How long a statement waits for a lock that another session holds."""
 OUTAGE_SECONDS: Final = 30.0
 """How long an operation waits for a database that is being restarted."""
 OLDEST_SERVER: Final = 140_000  # the first release with lz4
@@ -39,6 +41,7 @@ _OPTIONS: Final = " ".join(
         "enable_hashjoin": "off",
         "enable_mergejoin": "off",
         "jit": "off",
+        "lock_timeout": f"{LOCK_SECONDS}s",
         "idle_in_transaction_session_timeout": "60s",  # a server that was stopped lets go of its locks
     }.items()
 )
@@ -133,6 +136,7 @@ def prepare(dsn: str) -> int:
                 f"The server of '{name}' is PostgreSQL {connection.info.server_version // 10_000}; use 14 or later."
             )
         with connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = 0")  # another server may migrate for long
             connection.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
             _migrate(connection, name)
         row = connection.execute("SELECT coalesce(max(last_cursor), 0) FROM notices").fetchone()

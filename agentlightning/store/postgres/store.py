@@ -21,7 +21,14 @@ from psycopg.pq import TransactionStatus
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, closed_store, settle
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES, Call, Clock, execute
+from agentlightning.store.local import (
+    DEFAULT_MAX_ATTEMPT_BYTES,
+    DEFAULT_MAX_ATTEMPT_SPANS,
+    DEFAULT_MAX_SPAN_BYTES,
+    Call,
+    Clock,
+    execute,
+)
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import RETRIED, described, open_pool, prepare, store_errors
 from agentlightning.store.postgres.relay import Relay, read_notices
@@ -103,6 +110,8 @@ class PostgresLightningStore(DurableStore[_Working]):
         dsn: str,
         *,
         max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
+        max_attempt_bytes: int = DEFAULT_MAX_ATTEMPT_BYTES,
+        max_attempt_spans: int = DEFAULT_MAX_ATTEMPT_SPANS,
         tracker: MetricsBackend | None = None,
         scan_debounce_seconds: float = 0.0,
         lost_worker_seconds: float = LOST_WORKER_SECONDS,
@@ -114,6 +123,8 @@ class PostgresLightningStore(DurableStore[_Working]):
             dsn: `postgresql://user@host:5432/database`, or another connection string of PostgreSQL. A password is
                 better left to `PGPASSWORD` or a `.pgpass` file.
             max_span_bytes: Largest span that is accepted, as JSON.
+            max_attempt_bytes: How much the spans of one attempt may take; further ones are refused.
+            max_attempt_spans: How many spans one attempt may have; further ones are refused.
             tracker: Measures every operation.
             scan_debounce_seconds: Least time between two looks of the watchdog.
             lost_worker_seconds: How long a worker with heartbeats may be silent until what it claimed is given back.
@@ -121,6 +132,8 @@ class PostgresLightningStore(DurableStore[_Working]):
         """
         options = {
             "max_span_bytes": max_span_bytes,
+            "max_attempt_bytes": max_attempt_bytes,
+            "max_attempt_spans": max_attempt_spans,
             "scan_debounce_seconds": scan_debounce_seconds,
             "lost_worker_seconds": lost_worker_seconds,
         }
@@ -198,7 +211,7 @@ class PostgresLightningStore(DurableStore[_Working]):
         try:
             with PostgresSession(connection, is_reader=is_reader) as session:
                 is_shared = all(call.name != "update_resources" for call in calls)
-                tx = PostgresTransaction(session, max_span_bytes=self.max_span_bytes, shares_resources=is_shared)
+                tx = PostgresTransaction(session, self._limits, shares_resources=is_shared)
                 now = self._clock()
                 read_ahead(tx, calls)
                 results = [execute(call, tx, now) for call in calls]

@@ -22,6 +22,7 @@ from agentlightning.store.postgres.session import PostgresSession, is_storable
 from agentlightning.store.selection import Condition, Selection
 from agentlightning.store.sql import SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
+from agentlightning.store.transaction import SpanLimits
 from agentlightning.types import Attempt, ResourcesUpdate, Run, Span, Worker
 
 _POP: Final = """
@@ -47,6 +48,9 @@ _PLAN_BY: Final = "SELECT " + ", ".join(
 )
 _FEW: Final = frozenset(["rollout_id", "step", "group_id"])
 """Fields by which a selection names few rollouts, which indices find."""
+_USAGE: Final = (
+    "SELECT rollout, attempt, count(*), sum(bytes)::bigint FROM spans WHERE rollout = ANY(?::bigint[]) GROUP BY 1, 2"
+)
 _PUT_BACK: Final = "INSERT INTO queue SELECT * FROM unnest(?::bigint[], ?::bigint[]) ON CONFLICT DO NOTHING"
 
 _WRITES: Final = {
@@ -122,7 +126,7 @@ class PostgresTransaction(SqlTransaction):
     }
     span_counts = "(SELECT count(*) FROM spans), (SELECT coalesce(sum(bytes), 0)::bigint FROM spans)"
 
-    def __init__(self, session: PostgresSession, *, max_span_bytes: int, shares_resources: bool = True) -> None:
+    def __init__(self, session: PostgresSession, limits: SpanLimits, *, shares_resources: bool = True) -> None:
         self._session = session
         # Resources are only locked where they are not just read, or added.
         self._locked = (Worker, Run) if shares_resources else (Worker, Run, ResourcesUpdate)
@@ -134,7 +138,7 @@ class PostgresTransaction(SqlTransaction):
         """How many rollouts the operations may take from the queue."""
         self._numbers: list[int] = []
         self._popped: list[tuple[int, str]] = []
-        super().__init__(max_span_bytes=max_span_bytes)
+        super().__init__(limits)
 
     # ------------------------------------------------------------------ statements
 
@@ -239,11 +243,20 @@ class PostgresTransaction(SqlTransaction):
         for entry in entries.values():
             for attempt in entry.attempts:
                 entry.span_ids.setdefault(attempt.sequence_id, set())
+                entry.usage.setdefault(attempt.sequence_id, (0, 0))
+        sent = self._session.send(_USAGE, (list(entries),))
         sql = (
             "SELECT rollout, attempt, span_id FROM spans WHERE rollout = ANY(?::bigint[]) AND span_id = ANY(?::text[])"
         )
         for number, sequence_id, span_id in self.select_rows(sql, (list(entries), list(self.offered_span_ids))):
             entries[number].span_ids.setdefault(sequence_id, set()).add(span_id)
+        for number, sequence_id, count, size in self._session.fetch(sent):
+            entries[number].usage[sequence_id] = count, size
+
+    def _load_usage(self, entry: SqlEntry, attempt: Attempt) -> None:
+        if attempt.sequence_id not in entry.usage:  # such as after the transaction had to forget
+            rows = self.select_rows(_USAGE, ([entry.number],))
+            entry.usage.update({sequence_id: (count, size) for _, sequence_id, count, size in rows})
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
         entry, sequence_id = self.known(attempt.rollout_id), attempt.sequence_id

@@ -23,7 +23,15 @@ from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.behaviour.heartbeats import needs_sweep
 from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, give_back_to
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES, SCHEDULE, Call, Clock, execute
+from agentlightning.store.local import (
+    DEFAULT_MAX_ATTEMPT_BYTES,
+    DEFAULT_MAX_ATTEMPT_SPANS,
+    DEFAULT_MAX_SPAN_BYTES,
+    SCHEDULE,
+    Call,
+    Clock,
+    execute,
+)
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields
 from agentlightning.store.operations import operations_of
 from agentlightning.store.sqlite.database import (
@@ -149,6 +157,8 @@ class SqliteLightningStore(DurableStore[_Working]):
         *,
         durability: Durability = "process",
         max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
+        max_attempt_bytes: int = DEFAULT_MAX_ATTEMPT_BYTES,
+        max_attempt_spans: int = DEFAULT_MAX_ATTEMPT_SPANS,
         tracker: MetricsBackend | None = None,
         scan_debounce_seconds: float = 0.0,
         lost_worker_seconds: float = LOST_WORKER_SECONDS,
@@ -161,6 +171,8 @@ class SqliteLightningStore(DurableStore[_Working]):
             durability: With "process", what was acknowledged survives the death of every process; with "power", also
                 the loss of power, at the price of waiting for the disk at each commit.
             max_span_bytes: Largest span that is accepted, as JSON.
+            max_attempt_bytes: How much the spans of one attempt may take; further ones are refused.
+            max_attempt_spans: How many spans one attempt may have; further ones are refused.
             tracker: Measures every operation.
             scan_debounce_seconds: Least time between two looks of the watchdog.
             lost_worker_seconds: How long a worker with heartbeats may be silent until what it claimed is given back.
@@ -168,6 +180,8 @@ class SqliteLightningStore(DurableStore[_Working]):
         """
         options = {
             "max_span_bytes": max_span_bytes,
+            "max_attempt_bytes": max_attempt_bytes,
+            "max_attempt_spans": max_attempt_spans,
             "scan_debounce_seconds": scan_debounce_seconds,
             "lost_worker_seconds": lost_worker_seconds,
         }
@@ -192,7 +206,7 @@ class SqliteLightningStore(DurableStore[_Working]):
             migrate(connection, self.path)
         writer = Writer(
             self.path,
-            SqliteTransaction(connection, max_span_bytes=self.max_span_bytes),
+            SqliteTransaction(connection, self._limits),
             self._board,
             waits_for_disk=self.durability == "power",
             clock=self._clock,
@@ -251,7 +265,7 @@ class SqliteLightningStore(DurableStore[_Working]):
                 connection = working.idle.pop()
             except IndexError:
                 connection = connect(self.path, is_reader=True)
-            now, tx = self._clock(), SqliteTransaction(connection, max_span_bytes=self.max_span_bytes)
+            now, tx = self._clock(), SqliteTransaction(connection, self._limits)
             try:
                 connection.execute("BEGIN")
                 if look:

@@ -14,6 +14,7 @@ import orjson
 
 from agentlightning.store.sql import SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
+from agentlightning.store.transaction import SpanLimits
 from agentlightning.types import Attempt
 
 READ_AHEAD = 256
@@ -54,9 +55,9 @@ class SqliteTransaction(SqlTransaction):
         "coalesce((SELECT bytes_so_far FROM spans ORDER BY number DESC LIMIT 1), 0)"
     )
 
-    def __init__(self, connection: sqlite3.Connection, *, max_span_bytes: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, limits: SpanLimits) -> None:
         self.connection = connection
-        super().__init__(max_span_bytes=max_span_bytes)
+        super().__init__(limits)
 
     def _remember_nothing(self) -> None:
         super()._remember_nothing()
@@ -137,10 +138,15 @@ class SqliteTransaction(SqlTransaction):
         entry = self.known(attempt.rollout_id)
         known = entry.span_ids.get(attempt.sequence_id)
         if known is None:
-            sql = "SELECT span_id FROM spans WHERE rollout = ? AND attempt = ?"
+            sql = "SELECT span_id, length(body) FROM spans WHERE rollout = ? AND attempt = ?"
             rows = self.select_rows(sql, (entry.number, attempt.sequence_id))
-            known = entry.span_ids[attempt.sequence_id] = {found for (found,) in rows}
+            known = entry.span_ids[attempt.sequence_id] = {found for found, _ in rows}
+            entry.usage[attempt.sequence_id] = len(rows), sum([size for _, size in rows])
         return span_id in known
+
+    def _load_usage(self, entry: SqlEntry, attempt: Attempt) -> None:
+        if attempt.sequence_id not in entry.span_ids:
+            self.has_span(attempt, "")
 
     def _new_position(self, *, front: bool) -> int:
         if front:

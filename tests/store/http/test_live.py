@@ -389,3 +389,16 @@ async def test_a_name_that_others_lead_here_reads_nothing(
         with nullcontext() if is_let_in else pytest.raises(aiohttp.WSServerHandshakeError):
             async with opened(server, **headers) as channel:
                 assert (await channel.call(1, "statistics"))["id"] == 1
+
+
+async def test_a_text_that_is_not_utf8_ends_the_channel_without_a_traceback(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await serve()
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{server.endpoint}/v1/agl/live") as socket:
+        await socket._writer.send_frame(b'{"id": 1, "op": "\xff\xfe"}', aiohttp.WSMsgType.TEXT)
+
+        told = await socket.receive(timeout=10)
+
+    assert (told.type, socket.close_code) == (aiohttp.WSMsgType.CLOSE, 1007)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []

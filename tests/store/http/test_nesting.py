@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 
 from agentlightning.store import LightningStoreServer
-from agentlightning.store.http.codec import MOST_LEVELS
+from agentlightning.utils.json_values import MOST_LEVELS
 
 BODIES = {
     "/v1/agl/rollouts": '{"input": %s}',

@@ -212,7 +212,7 @@ def _lines(caplog: pytest.LogCaptureFixture, path: str) -> list[str]:
 async def test_every_request_leaves_a_line_in_the_log(
     server: LightningStoreServer, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture, eventually: Any
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
 
     await call(session, "GET", server, "/v1/agl/rollouts/x%0Ay?secret=1")
     await eventually(lambda: _lines(caplog, "rollouts/x"))  # written once the answer is on its way

@@ -17,7 +17,6 @@ from agentlightning.adapter.calls import (
     PROXY_REQUEST,
     RAW_REQUEST,
     RESPONSE_IDS,
-    WEIGHTS_VERSION,
     has_tokens,
     is_excluded,
     prompt_ids_of,
@@ -25,7 +24,7 @@ from agentlightning.adapter.calls import (
     response_ids_of,
 )
 from agentlightning.adapter.sequences import DropReason
-from agentlightning.dialects.attributes import LOGPROBS
+from agentlightning.dialects.attributes import TOKEN_FACTS
 from agentlightning.instrumentation.model_calls import recorded_span_id
 from agentlightning.types.agents import agent_name
 from agentlightning.types.tracer import Span
@@ -162,9 +161,7 @@ class ProxiedCalls:
             return span
         attributes = dict(span.attributes)
         for witness in (*witnesses, lender):
-            for name in (LOGPROBS, WEIGHTS_VERSION):
-                if name in witness.attributes:
-                    attributes[name] = witness.attributes[name]
+            attributes |= {name: witness.attributes[name] for name in TOKEN_FACTS if name in witness.attributes}
         ids = {PROMPT_IDS[0]: prompt_ids_of(lender.attributes), RESPONSE_IDS[0]: response_ids_of(lender.attributes)}
         return span.model_copy(update={"attributes": {**attributes, **ids}})
 
@@ -188,6 +185,8 @@ class CallCandidate:
     dropped: DropReason | None = None
     same_call: "TraceTree | None" = None
     """The call that was taken instead, for spans that saw the same call."""
+    is_judging: bool = False
+    """Whether it was made to judge, or kept from the models of the rollout: no reward is for such a call."""
 
 
 @dataclass
@@ -255,7 +254,8 @@ class CallFilter:
         elif self._known is not None and response_id is not None:
             self._known.add(response_id)
             self._taken_by_response[response_id] = node
-        return CallCandidate(node, scope.agent_name, dropped, same_call)
+        is_judging = bool(scope.in_reward) or is_excluded(node.span.attributes)
+        return CallCandidate(node, scope.agent_name, dropped, same_call, is_judging)
 
     def remaining(self) -> Iterator[CallCandidate]:
         """The proxy's spans of calls that have another span, which decides whether and whose calls they are."""
@@ -271,5 +271,7 @@ class CallFilter:
             elif first is not None and response_id is not None:
                 is_same = response_id == response_id_of(first.node.span.attributes)
                 dropped = DropReason.DUPLICATE if is_same else DropReason.NESTED
-            agent = None if first is None else first.agent_name
-            yield CallCandidate(node, agent, dropped, None if first is None else first.node)
+            if first is None:
+                yield CallCandidate(node, None, dropped)
+            else:
+                yield CallCandidate(node, first.agent_name, dropped, first.node, first.is_judging)

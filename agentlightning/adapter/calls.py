@@ -5,20 +5,24 @@ text (`"[1,2,3]"`), the ids of a response under its first choice. Everything tha
 never raises: what is absent is None, and what is present but makes no sense is `UNREADABLE`.
 """
 
-import ast
-import json
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
-import orjson
-
 from agentlightning.adapter.sequences import FinishReason
-from agentlightning.dialects.attributes import LOGPROBS
+from agentlightning.dialects.attributes import LOGPROBS, VERSION_ATTRIBUTE
 from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import Span
-from agentlightning.utils.json_values import JsonMapping, JsonObject
+from agentlightning.utils.json_values import (
+    MOST_DIGITS,
+    MOST_LEVELS,
+    JsonMapping,
+    JsonObject,
+    as_float,
+    parsed,
+)
 
 SpanAttributes: TypeAlias = Mapping[str, Any]
 
@@ -36,9 +40,9 @@ RESPONSE_IDS: Final = (
 )
 _RAW_FIELD: Final = re.compile(r"llm\.[^.]+\.(id|prompt_token_ids|response_token_ids|choices)")
 """Raw requests name their attributes after the provider: `llm.openai.id`."""
+_REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
+"""Names of the model that a call requested: the proxy's first, for a backend may know the model by another name."""
 _RESPONSE_ID: Final = ("gen_ai.response.id", "agentlightning.operation.output.id")
-WEIGHTS_VERSION: Final = "agentlightning.weights_version"
-"""Attribute of a model call: which version of the weights answered, a number or a text."""
 _FINISH_REASON: Final = (
     "gen_ai.completion.0.finish_reason",
     "gen_ai.response.finish_reasons",
@@ -123,9 +127,15 @@ def _first_of(values: object) -> object:
     return values
 
 
+def further_choices(attributes: SpanAttributes) -> int:
+    """How many choices a call has whose tokens were recorded, beyond the first."""
+    numbers = itertools.count(1)
+    return next(number for number in numbers if f"gen_ai.completion.{number}.token_ids" not in attributes) - 1
+
+
 def as_token_ids(value: object) -> list[int] | Unreadable:
     """A list of integers from a list, a tuple or its text; of a list of lists, the first."""
-    ids = parsed(value)
+    ids = parsed(value, is_kept=False)
     if isinstance(ids, (list, tuple)) and ids and isinstance(ids[0], (list, tuple)):
         ids = ids[0]
     if not isinstance(ids, (list, tuple)) or type(sum_of_numbers(ids)) is not int:
@@ -133,26 +143,15 @@ def as_token_ids(value: object) -> list[int] | Unreadable:
     return ids if isinstance(ids, list) else list(ids)
 
 
-def parsed(value: object) -> object:
-    """What a text stands for, in JSON or as a Python literal; anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    readers: tuple[Callable[[str], object], ...] = (orjson.loads, json.loads, ast.literal_eval)
-    for read in readers:  # the second one knows infinity
-        try:
-            return read(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return value
-
-
 def logprobs_of(attributes: SpanAttributes, n_tokens: int) -> list[float | None] | None:
     """One log-probability for each token of the response; None if they are missing or do not match in number."""
-    entries = parsed(attributes.get(LOGPROBS))
+    entries = parsed(attributes.get(LOGPROBS), is_kept=False)
     if not isinstance(entries, (list, tuple)) or len(entries) != n_tokens:
         return None
     values = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in entries]
-    return [float(value) if isinstance(value, (int, float)) else None for value in values]
+    if all(type(value) is float for value in values):
+        return values
+    return [as_float(value) if isinstance(value, (int, float)) else None for value in values]
 
 
 # ---------------------------------------------------------------------- the call
@@ -165,6 +164,12 @@ def response_id_of(attributes: SpanAttributes) -> str | None:
         if isinstance(value, str) and value:
             return value
     return next((value for value in _raw_values(attributes, "id") if isinstance(value, str) and value), None)
+
+
+def requests_other_model(attributes: SpanAttributes, model: str | None) -> bool:
+    """Whether a call names another model than this one; None is any model."""
+    requested = next((attributes[name] for name in _REQUESTED_MODEL if name in attributes), None)
+    return model is not None and requested is not None and requested != model
 
 
 def is_excluded(attributes: SpanAttributes) -> bool:
@@ -181,8 +186,13 @@ def has_failed(span: Span) -> bool:
 
 def weights_version_of(attributes: SpanAttributes) -> str | None:
     """Which version of the weights answered, as text."""
-    version = attributes.get(WEIGHTS_VERSION)
+    version = attributes.get(VERSION_ATTRIBUTE)
     return None if version is None else str(version)
+
+
+def version_number(version: str | None) -> int | None:
+    """A version of the weights as a number; None if it is none. One of too many digits is later than any."""
+    return int(version[:MOST_DIGITS]) if version is not None and version.isdecimal() else None
 
 
 def finish_reason_of(attributes: SpanAttributes) -> FinishReason | None:
@@ -221,17 +231,18 @@ def genai_sections(attributes: SpanAttributes) -> dict[str, JsonObject | list[An
     return {section: _nested(below) for section, below in flat.items()}
 
 
-def _nested(flat: JsonMapping) -> JsonObject | list[object]:
+def _nested(flat: JsonMapping, levels: int = MOST_LEVELS) -> JsonObject | list[object]:
+    """Names of more levels than these keep their dots."""
     leaves: JsonObject = {}
     branches: dict[str, JsonObject] = {}
     for name, value in flat.items():
         head, dot, rest = name.partition(".")
-        if dot:
+        if dot and levels:
             branches.setdefault(head, {})[rest] = value
         else:
-            leaves[head] = value
-    values = {**{head: _nested(rest) for head, rest in branches.items()}, **leaves}
-    by_number = {int(head): value for head, value in values.items() if head.isdecimal()}
+            leaves[name] = value
+    values = {**{head: _nested(rest, levels - 1) for head, rest in branches.items()}, **leaves}
+    by_number = {int(head): value for head, value in values.items() if head.isdecimal() and len(head) <= MOST_DIGITS}
     if by_number:
         return [by_number[number] for number in sorted(by_number)]
     return {head: values[head] for head in (*leaves, *branches)}

@@ -6,6 +6,7 @@ OpenAI's types say, so that its package is not needed.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,11 +14,13 @@ from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.call_filter import ProxiedCalls
-from agentlightning.adapter.calls import group_genai_dict, has_failed, parsed
+from agentlightning.adapter.calls import group_genai_dict, has_failed
 from agentlightning.types.tracer import Span, SpanLike
-from agentlightning.utils.json_values import JsonMapping, JsonObject
+from agentlightning.utils.json_values import JsonMapping, JsonObject, parsed
 
 __all__ = ["OpenAIMessages", "RawCall", "TraceToMessages", "convert_to_openai_messages", "group_genai_dict"]
+
+logger = logging.getLogger(__name__)
 
 ChatMessage = dict[str, Any]
 """One message of a chat, as OpenAI's API takes it."""
@@ -58,10 +61,11 @@ class RawCall(TypedDict):
 def convert_to_openai_messages(prompt_completion_list: Iterable[RawCall]) -> Iterator[OpenAIMessages]:
     """One conversation for each call: its prompt, then what the model answered."""
     for call in prompt_completion_list:
-        messages = _joined(_prompt_message(message) for message in call["prompt"])
-        messages += [_completion_message(c, call["tools"]) for c in call["completion"] if c.get("role") == "assistant"]
+        messages = _joined(_prompt_message(message) for message in _objects(call["prompt"], "A prompt"))
+        completions = [c for c in _objects(call["completion"], "A completion") if c.get("role") == "assistant"]
+        messages += [_completion_message(completion, call["tools"]) for completion in completions]
         functions = call["request"].get("functions")
-        tools = None if functions is None else list(map(_tool_definition, functions))
+        tools = None if functions is None else list(map(_tool_definition, _objects(functions, "A request with tools")))
         yield OpenAIMessages(messages=messages, tools=tools)
 
 
@@ -69,7 +73,8 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     """The conversations of a trace, one for each span with messages in its `gen_ai.*` attributes.
 
     A call that the LLM proxy recorded besides the agent's own tracer is one conversation, that of the tracer. A call
-    that failed without an answer is none. The tools a completion called are those of the spans directly beneath it or,
+    that failed without an answer is none, and neither is one whose attributes have another shape than messages: a line
+    of the log says so. The tools a completion called are those of the spans directly beneath it or,
     if there are none, those it names.
     """
 
@@ -83,29 +88,38 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 yield tool
 
     def adapt(self, source: Sequence[SpanLike], /) -> list[OpenAIMessages]:
-        """The conversations, in the order of the spans; attributes of the wrong shape are a ValueError."""
+        """The conversations, in the order of the spans."""
         spans = as_spans(source)
         children_by_parent: dict[str | None, list[Span]] = {}
         for span in spans:
             children_by_parent.setdefault(span.parent_id, []).append(span)
-        calls: list[RawCall] = []
+        conversations: list[OpenAIMessages] = []
+        unreadable: list[ValueError] = []
         texts = ("gen_ai.prompt.", "gen_ai.completion.")
         proxied = ProxiedCalls(spans, lambda span: any(name.startswith(texts) for name in span.attributes))
         for span in spans:
             is_call = any(name.startswith("gen_ai.") for name in span.attributes)
             if not is_call or proxied.call_of(span) is not None or has_failed(span):
                 continue
-            call = RawCall(
-                prompt=_grouped(span, "gen_ai.prompt", list),
-                completion=_grouped(span, "gen_ai.completion", list),
-                request=_grouped(span, "gen_ai.request", dict),
-                response=_grouped(span, "gen_ai.response", dict),
-                tools=[],
+            try:
+                call = RawCall(
+                    prompt=_grouped(span, "gen_ai.prompt", list),
+                    completion=_grouped(span, "gen_ai.completion", list),
+                    request=_grouped(span, "gen_ai.request", dict),
+                    response=_grouped(span, "gen_ai.response", dict),
+                    tools=[],
+                )
+                if call["prompt"] or call["completion"]:
+                    call["tools"] = list(self.get_tool_calls(span, children_by_parent.get(span.span_id, [])))
+                    conversations += convert_to_openai_messages([call])
+            except ValueError as error:
+                unreadable.append(error)
+        if unreadable:
+            rollout_id = spans[0].rollout_id
+            logger.warning(
+                "%d calls of rollout '%s' are no conversation: %s", len(unreadable), rollout_id, unreadable[0]
             )
-            if call["prompt"] or call["completion"]:
-                call["tools"] = list(self.get_tool_calls(span, children_by_parent.get(span.span_id, [])))
-                calls.append(call)
-        return list(convert_to_openai_messages(calls))
+        return conversations
 
 
 def _grouped(span: Span, prefix: str, kind: Callable[[], object]) -> Any:
@@ -125,7 +139,7 @@ def _grouped(span: Span, prefix: str, kind: Callable[[], object]) -> Any:
 def _prompt_message(message: JsonMapping) -> ChatMessage:
     role = message.get("role")
     if role == "assistant" and "tool_calls" in message:
-        calls = [_tool_call(call, call.get("arguments")) for call in message["tool_calls"]]
+        calls = [_tool_call(call, call.get("arguments")) for call in _objects(message["tool_calls"], "A message")]
         said = _content_in_parts(message.get("content"))
         return {"role": "assistant", "content": said if said and _is_content(said) else None, "tool_calls": calls}
     if role not in _ROLES:
@@ -160,10 +174,11 @@ def _completion_message(completion: JsonMapping, tools: Sequence[JsonMapping]) -
     message: ChatMessage = {"role": "assistant", "content": completion.get("content")}
     if tools:
         message["tool_calls"] = [
-            _tool_call({**tool.get("call", {}), "name": tool.get("name")}, tool.get("parameters")) for tool in tools
+            _tool_call({**_named(tool.get("call")), "name": tool.get("name")}, tool.get("parameters")) for tool in tools
         ]
     elif "tool_calls" in completion:
-        message["tool_calls"] = [_tool_call(call, call.get("arguments")) for call in completion["tool_calls"]]
+        calls = _objects(completion["tool_calls"], "A completion")
+        message["tool_calls"] = [_tool_call(call, call.get("arguments")) for call in calls]
     return message
 
 
@@ -179,9 +194,16 @@ def _tool_definition(function: JsonMapping) -> JsonObject:
     described = {
         "name": _text(function, "name", "A tool definition"),
         "description": function.get("description", ""),
-        "parameters": json.loads(parameters) if isinstance(parameters, str) else parameters,
+        "parameters": parsed(parameters, literals=False),
     }
     return {"type": "function", "function": described}
+
+
+def _objects(values: object, what: str) -> list[JsonMapping]:
+    """The entries of a list; ValueError if it is none, or one of them is no object."""
+    if isinstance(values, list) and all(isinstance(value, Mapping) for value in values):
+        return values
+    raise ValueError(f"{what} has {values!r:.80} where a list of objects belongs.")
 
 
 def _text(holder: JsonMapping, key: str, what: str) -> str:

@@ -67,6 +67,7 @@ class DropReason(_Reason):
     NO_RESPONSE_IDS = "no_response_ids", "no token ids of a response"
     UNREADABLE_IDS = "unreadable_ids", "token ids that are no list of integers"
     FAILED = "failed", "failed without a response"
+    OTHER_CHOICE = "other_choice", "a further choice of a call with n > 1"
 
 
 class _Value(BaseModel):

@@ -14,8 +14,10 @@ from agentlightning.adapter.call_filter import ANY_CALL_MATCH, CallCandidate, Ca
 from agentlightning.adapter.calls import (
     Unreadable,
     finish_reason_of,
+    further_choices,
     logprobs_of,
     prompt_ids_of,
+    requests_other_model,
     response_id_of,
     response_ids_of,
     weights_version_of,
@@ -64,18 +66,21 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
         llm_call_match: pattern that the name of a model call matches somewhere.
         agent_match: the agents to train: a regular expression that matches somewhere in their names, or an
             `AgentMatcher`; None trains all.
-        reward_match: where the reward of a call is looked for.
+        reward_match: where the reward of a call is looked for; a reward that is nearer to the call of another agent, or
+            of another trained model, is not for a call that is trained.
+        model: of a trace with calls of several models, the one to train; None trains all.
     """
 
     llm_call_match: str = ANY_CALL_MATCH
     agent_match: str | AgentMatcher | None = None
     reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE
+    model: str | None = None
 
     def adapt(self, source: Sequence[SpanLike], /) -> Trajectory:
         """What the attempt gives to learn from; the order of the spans does not matter.
 
         Raises:
-            ValueError: there are no spans, they are of several attempts, or some are their own ancestors.
+            ValueError: there are no spans, or they are of several attempts.
         """
         spans = sorted(as_spans(source), key=_chronological)
         owners = {(span.rollout_id, span.attempt_id) for span in spans}
@@ -87,9 +92,10 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
         tree = TraceTree.from_spans(spans)
         tree.repair_hierarchy()
         scope = CallScope(ANY_AGENT if self.agent_match is None else None, in_reward=False)
-        calls = _Calls()
+        calls = _Calls(self.model)
         calls.sort(tree.call_candidates(self.llm_call_match, self.agent_match, scope, set()))
-        rewards = tree.match_rewards(self.reward_match, [place for place, _ in calls.taken])
+        places = [*(place for place, _ in calls.taken), *calls.others.values()]
+        rewards = tree.match_rewards(self.reward_match, places)
         builder = SequenceBuilder()
         for place, call in sorted(calls.taken, key=lambda taken: _chronological(taken[0].span)):
             builder.add(replace(call, reward=rewards.get(place.id)))
@@ -114,9 +120,13 @@ def _chronological(span: Span) -> tuple[int, float, float, str]:
 class _Calls:
     """The model calls of a trace, sorted into those to train and those not."""
 
+    model: str | None = None
+    """The one to train; calls of others are no part of the trajectory. None is any model."""
     taken: list[tuple[TraceTree, CallTokens]] = field(default_factory=list)
     """Where and when the agent made each; another span than that may have the tokens."""
     dropped: list[DroppedCall] = field(default_factory=list)
+    others: dict[str, TraceTree] = field(default_factory=dict)
+    """Calls of other agents, and those with tokens of other models, by response: rewards may be theirs."""
 
     def sort(self, candidates: Iterable[CallCandidate]) -> None:
         """Take or drop every candidate; of two spans of one call, the one with tokens is taken."""
@@ -127,7 +137,14 @@ class _Calls:
             prompt_ids, response_ids = prompt_ids_of(span.attributes), response_ids_of(span.attributes)
             reason = _missing_tokens(prompt_ids, response_ids, is_error=span.status.status_code == "ERROR")
             place = node if candidate.dropped is None else None
+            is_other = requests_other_model((original or node).span.attributes, self.model)
             is_same = original is not None and candidate.dropped is not DropReason.UNUSED
+            is_sampled = reason is None and (place is not None or is_same)
+            is_acting = (is_other and is_sampled) or candidate.dropped is DropReason.OTHER_AGENT
+            if is_acting and not candidate.is_judging:
+                self.others.setdefault(response_id_of(span.attributes) or node.id, original or node)
+            if is_other:
+                continue
             if reason is None and is_same and original is not None and original.id in tokenless:
                 place = original
                 index = tokenless.pop(original.id)
@@ -147,21 +164,25 @@ class _Calls:
                     finish_reason=ended,
                 )
                 self.taken.append((place, call))
+                self.dropped += [_dropped(candidate, DropReason.OTHER_CHOICE, place)] * further_choices(span.attributes)
                 continue
             if candidate.dropped is None:
                 tokenless[node.id] = len(self.dropped)
             why = candidate.dropped or reason
             assert why is not None
-            self.dropped.append(
-                DroppedCall(
-                    span_id=node.id,
-                    name=span.name,
-                    reason=why,
-                    agent_name=candidate.agent_name,
-                    response_id=response_id_of(span.attributes),
-                    same_call_span_id=None if original is None else original.id,
-                )
-            )
+            self.dropped.append(_dropped(candidate, why, original))
+
+
+def _dropped(candidate: CallCandidate, reason: DropReason, same_call: TraceTree | None) -> DroppedCall:
+    span = candidate.node.span
+    return DroppedCall(
+        span_id=candidate.node.id,
+        name=span.name,
+        reason=reason,
+        agent_name=candidate.agent_name,
+        response_id=response_id_of(span.attributes),
+        same_call_span_id=None if same_call is None else same_call.id,
+    )
 
 
 def _missing_tokens(

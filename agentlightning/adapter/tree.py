@@ -28,7 +28,6 @@ from agentlightning.adapter.calls import (
     Unreadable,
     genai_sections,
     has_failed,
-    parsed,
     prompt_ids_of,
     response_id_of,
     response_ids_of,
@@ -41,7 +40,7 @@ from agentlightning.types.agents import AgentMatcher, agent_name, name_test
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import is_reward_scope, reward_payload_of
 from agentlightning.types.tracer import Span
-from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.json_values import JsonObject, parsed
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +75,8 @@ class TraceTree:
         """The tree of one attempt; children stand in the order of the spans.
 
         A parent that is referred to but missing is made up, and so is a root above several roots. Of spans with one
-        id, the last counts.
-
-        Raises:
-            ValueError: there are no spans, or some are their own ancestors.
+        id, the last counts; of spans that are their own ancestors, one becomes a root. No spans at all are a
+        ValueError.
         """
         if not spans:
             raise ValueError("A trace tree needs at least one span; none were given.")
@@ -101,15 +98,25 @@ class TraceTree:
             roots.append(cls(parent_id, _made_up(orphans[0].span, parent_id, AGL_VIRTUAL, times), orphans))
         n_reached = sum(1 for root in roots for _ in root._walk())
         if n_reached < len(nodes) + len(orphans_by_parent):
-            reached = {node.id for root in roots for node in root._walk()}
-            lost = next(span_id for span_id in nodes if span_id not in reached)
-            raise ValueError(
-                f"Span '{lost}' hangs on a circle of parents and belongs under no root; leave such spans out."
-            )
+            roots += cls._roots_of_circles(nodes, {node.id for root in roots for node in root._walk()})
         if len(roots) == 1:
             return roots[0]
         times = (roots[0].start_time, roots[-1].end_time)
         return cls(VIRTUAL_ROOT, _made_up(roots[0].span, None, VIRTUAL_ROOT, times), [*roots])
+
+    @classmethod
+    def _roots_of_circles(cls, nodes: "Mapping[str, Self]", reached: set[str]) -> "Iterator[Self]":
+        """Take one node out of each circle of parents, so that everything hangs beneath a root."""
+        for node in nodes.values():
+            passed: set[str] = set()
+            while node.id not in reached:
+                parent = nodes[node.span.parent_id or ""]
+                if parent.id in passed:
+                    parent.children.remove(node)
+                    reached.update(below.id for below in node._walk())
+                    yield node
+                passed.add(node.id)
+                node = parent
 
     def find_id(self, id: str) -> "TraceTree | None":
         """The node of this id, or None."""

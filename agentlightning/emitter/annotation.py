@@ -75,9 +75,9 @@ class OperationContext:
         def begin(args: Any, kwargs: Any) -> OperationContext:
             context = OperationContext(name, self._given_attributes, propagate=self._propagate)
             with suppress(TypeError):  # a call that does not fit is left to fail by itself
-                given = dict(signature.bind(*args, **kwargs).arguments)
-                given.pop("self", None)
-                inputs = {f"{_INPUT}.{name}": value for name, value in given.items()}
+                call = signature.bind(*args, **kwargs)
+                call.apply_defaults()
+                inputs = {f"{_INPUT}.{name}": value for name, value in call.arguments.items() if name != "self"}
                 context._attributes |= sanitize_attributes(flatten_attributes(inputs))
             return context
 

@@ -23,7 +23,7 @@ from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.instrumentation.otel_internals import events_of
 from agentlightning.tracer.binding import Binding, binding_here, get_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.tracer.otel import binding_of_open
+from agentlightning.tracer.otel import binding_of_open, private_tracer
 from agentlightning.tracer.spans import core_fields_of, readable_span
 from agentlightning.types import SpanCoreFields
 from agentlightning.utils.otel import check_attributes_sanity, flatten_attributes
@@ -159,14 +159,14 @@ def emit(
     if _DEBUG in os.environ and resolve_bool_env_var(LightningEnvVar.AGL_EMITTER_DEBUG, fallback=False):
         logger.info("emitted %s %s", name, attributes)
     active = get_active_tracer()
-    if propagate and active is not None and not active.uses_opentelemetry:
-        if isinstance(active, DummyTracer):
-            return EmittedSpan.of(active.create_readable_span(name, attributes), binding_here())
+    is_dummy = propagate and isinstance(active, DummyTracer)
+    if propagate and active is not None and not active.uses_opentelemetry and not is_dummy:
         return EmittedSpan.of(readable_span(active.create_span(name, attributes)), binding_here())
     # Without arguments by default: programs and tests may have put their own `get_tracer` in place.
-    tracer = tracer_source() if propagate else tracer_source(use_active_span_processor=False)
+    source = private_tracer if is_dummy else tracer_source
+    tracer = source() if propagate else tracer_source(use_active_span_processor=False)
     with tracer.start_span(name, attributes=attributes) as span:
         if exception is not None:
             span.record_exception(exception)
-        binding = binding_of_open(span) if isinstance(span, ReadableSpan) else None
+        binding = binding_here() if is_dummy else binding_of_open(span) if isinstance(span, ReadableSpan) else None
     return EmittedSpan.of(span, binding) if isinstance(span, ReadableSpan) else None

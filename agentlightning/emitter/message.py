@@ -57,14 +57,8 @@ def emit_conversation(messages: Iterable[Mapping[str, Any]], *, propagate: bool 
 
 
 def get_message_value(span: SpanLike) -> str | None:
-    """The text of a message span of either release; None for other spans."""
+    """The text of a message span of either release; None for other spans, and for a body that is no text."""
     attributes = span.attributes or {}
-    if _BODY in attributes:
-        return _text(attributes[_BODY])
-    return _text(attributes.get(_OLD_BODY)) if span.name == AGL_MESSAGE else None
-
-
-def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise TypeError(f"The body of a message must be text; this one is of type {type(value).__name__}.")
+    old = attributes.get(_OLD_BODY) if span.name == AGL_MESSAGE else None
+    body = attributes.get(_BODY, old)
+    return body if isinstance(body, str) else None

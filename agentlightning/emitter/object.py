@@ -11,6 +11,7 @@ from agentlightning.emitter.utils import get_tracer
 from agentlightning.errors import TracingError
 from agentlightning.semconv import AGL_OBJECT, LightningSpanAttributes
 from agentlightning.types import SpanAttributeNames, SpanLike
+from agentlightning.utils.json_values import parsed
 from agentlightning.utils.otel import full_qualified_name
 
 __all__ = ["emit_object", "encode_object", "get_object_value"]
@@ -64,17 +65,20 @@ def encode_object(object: Any) -> dict[str, Any]:
 
 
 def literal_value(literal: object, type_name: object) -> object:
-    """The value that a literal stands for; of a type that has none, the literal itself. ValueError if it is broken."""
+    """The value that a literal stands for; of a type that has none, or if it is broken, the literal itself."""
     read = _READERS.get(str(type_name))
-    return read(literal) if read is not None and isinstance(literal, str) else literal
+    try:
+        return read(literal) if read is not None and isinstance(literal, str) else literal
+    except ValueError:
+        return literal
 
 
 def get_object_value(span: SpanLike) -> Any:
-    """The value of an object span of either release; None for other spans."""
+    """The value of an object span of either release, or its text if that cannot be decoded; None for other spans."""
     attributes = span.attributes or {}
     if _LITERAL in attributes:
         return literal_value(attributes[_LITERAL], attributes.get(_TYPE))
     if _JSON in attributes:
-        return json.loads(str(attributes[_JSON]))
+        return parsed(str(attributes[_JSON]), literals=False)
     old = attributes.get(_OLD_OBJECT) if span.name == AGL_OBJECT else None
-    return None if old is None else json.loads(str(old))
+    return None if old is None else parsed(str(old), literals=False)

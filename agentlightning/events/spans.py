@@ -51,6 +51,7 @@ from agentlightning.semconv import (
 from agentlightning.types import AttributeValue, Span, TraceStatus
 from agentlightning.types.agents import agent_name
 from agentlightning.types.rewards import reward_payload_of, rewards_of
+from agentlightning.utils.json_values import MOST_DIGITS, parsed
 
 # Attributes by which an event that was written as a span is read back as the same event.
 _ROLE: Final = "agentlightning.message.role"
@@ -174,12 +175,9 @@ def _value(attributes: Mapping[str, AttributeValue], type_name: str | None) -> o
     """The recorded object; text that cannot be decoded is returned as it is."""
     literal = attributes.get(_LITERAL)
     text = attributes.get(_JSON, attributes.get("object"))
-    try:
-        if literal is not None:
-            return literal_value(literal, type_name)
-        return json.loads(text) if isinstance(text, str) else None
-    except ValueError:
-        return literal if literal is not None else text
+    if literal is not None:
+        return literal_value(literal, type_name)
+    return parsed(text, literals=False) if isinstance(text, str) else None
 
 
 def _state(span: Span, source: _Source) -> StateEvent | None:
@@ -247,7 +245,7 @@ def _new_messages(attributes: Mapping[str, AttributeValue]) -> list[dict[str, At
 
 def _entries(attributes: Mapping[str, AttributeValue], prefix: str) -> list[dict[str, AttributeValue]]:
     """The numbered groups below a prefix, in order, each with the rest of its names."""
-    pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.(.+)")
+    pattern = re.compile(rf"{re.escape(prefix)}\.(\d{{1,{MOST_DIGITS}}})\.(.+)")
     groups: dict[int, dict[str, AttributeValue]] = {}
     for name, value in attributes.items():
         if match := pattern.fullmatch(name):

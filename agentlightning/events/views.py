@@ -125,7 +125,7 @@ class RewardSummary:
 
     @property
     def total(self) -> float:
-        return math.fsum(self.values)
+        return math.fsum(self.values) if all(map(math.isfinite, self.values)) else sum(self.values)
 
     @property
     def mean(self) -> float | None:
@@ -210,6 +210,8 @@ _FROM_AGENT, _TO_AGENT = "handoff.from_agent", "handoff.to_agent"
 _CHAT_SENDER, _CHAT_RECIPIENT = "ag2.chat.sender", "ag2.chat.recipient"
 _MESSAGE_SENDER, _MESSAGE_RECIPIENT = "sender_agent_type", "recipient_agent_type"
 _AGENT = "gen_ai.agent.name"
+MOST_PLANNED = 1000
+"""Tasks of a crew; a span that says more is not believed."""
 _TEAM_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """What an AutoGen team appends to the names of its members, and of its manager."""
 
@@ -253,7 +255,7 @@ def subtasks(spans: Sequence[Span]) -> list[Subtask]:
         total = crew.attributes.get(_CREW_TASKS)
         if isinstance(total, int) and crew.end_time is None:
             begun = sum(f"{_TASK}description" in span.attributes for span in children.get(crew.span_id, ()))
-            numbers = range(begun + 1, total + 1)
+            numbers = range(begun + 1, min(total, MOST_PLANNED) + 1)
             found += [Subtask(f"{crew.span_id}.{number}", f"task {number}", None, "planned") for number in numbers]
     return found
 

@@ -1,6 +1,7 @@
 """What a store keeps and tells besides rollouts: runs with the curves they draw, notices of changes, and itself."""
 
-from typing import Any, Literal, NamedTuple
+from contextvars import ContextVar
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel
 from typing_extensions import TypedDict
@@ -10,6 +11,8 @@ __all__ = ["Run", "RunStatus", "MetricPoint", "Notice", "NoticeKind", "NOTICE_KI
 RunStatus = Literal["running", "succeeded", "failed", "stopped", "lost"]
 NoticeKind = Literal["rollout", "span", "resources", "metrics", "run", "worker", "gap"]
 NOTICE_KINDS: tuple[NoticeKind, ...] = ("rollout", "span", "resources", "metrics", "run", "worker")
+CURRENT_RUN: Final[ContextVar[str | None]] = ContextVar("agl_current_run", default=None)
+"""The id of the run that a trainer has under way, for what an algorithm starts; None outside of a trainer."""
 
 
 class Run(BaseModel):
@@ -50,7 +53,7 @@ class Notice(NamedTuple):
     status: str | None = None
     """New status of the rollout, run or worker; `open` of a span that has begun and not ended."""
     name: str | None = None
-    """Span name, resources id, run id or worker id, by kind."""
+    """Span name, resources id, run id or worker id, by kind; of a rollout, the run that its metadata names."""
     number: int | None = None
     """Sequence id of the span if it has ended, version of the resources, or step of the metrics."""
 

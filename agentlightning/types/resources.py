@@ -58,10 +58,9 @@ class LLM(Resource):
     def _without_defaults(self, serialize):  # type: ignore[no-untyped-def] # an annotation would replace the JSON schema
         """Without what is left open, which the releases that came before do not know."""
         written = serialize(self)
-        if self.redirect is None:
-            written.pop("redirect", None)
-        if not self.redirect_exclude:
-            written.pop("redirect_exclude", None)
+        for name in ("redirect", "redirect_exclude", "run_id"):
+            if written.get(name) in (None, []):
+                written.pop(name, None)
         return written
 
     def get_base_url(self, *args: object, **kwargs: object) -> str:
@@ -73,6 +72,8 @@ class ProxyLLM(LLM):
     """A model behind the LLM proxy, which records calls under the rollout and attempt named in the URL."""
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # type: ignore[assignment] # narrows the discriminator, as pydantic wants
+    run_id: str | None = None
+    """The run that serves it, with which it ends; None for a model that nobody's run serves."""
     _initialized: bool = PrivateAttr(default=False)
 
     def model_post_init(self, context: Any, /) -> None:

@@ -6,18 +6,19 @@ output of an AgentOps task (`{"type": "reward", "value": 1.0}`, as a dictionary 
 a number is the writer's mistake: it is logged and is no reward.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from agentlightning.semconv import (
+    AGL_LATE,
     AGL_OPERATION,
     AGL_REWARD,
     LightningSpanAttributes,
     RewardAttributes,
     RewardPydanticModel,
 )
+from agentlightning.utils.json_values import as_float, parsed
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,11 @@ class Described(Protocol):
 def reward_payload_of(span: Described) -> dict[str, Any]:
     """`{"type": "reward", "value": ...}` if the span carries a reward, whose value may be None.
 
-    The output of an AgentOps task that is no reward is given back as it is; a span without any of it gives `{}`.
+    The output of an AgentOps task that is no reward is given back as it is; a span without any of it gives `{}`, as
+    does a reward that the store has marked as late.
     """
     attributes = span.attributes
-    if not attributes:
+    if not attributes or AGL_LATE in attributes:
         return {}
     if _PRIMARY_VALUE in attributes:
         return {"type": "reward", "value": attributes[_PRIMARY_VALUE]}
@@ -68,8 +70,8 @@ def reward_value_of(span: Described) -> float | None:
 def number_or_none(value: object, span: Described) -> float | None:
     """A reward as a number; what is no number is logged and counts as None."""
     if value is None or isinstance(value, (int, float)):
-        return None if value is None else float(value)
-    logger.error("reward of span '%s' is %r, which is not a number, and is left out", span.name, value)
+        return None if value is None else as_float(value)
+    logger.error("reward of span %r is %.80r, which is not a number, and is left out", span.name, value)
     return None
 
 
@@ -121,9 +123,5 @@ def named_rewards_of(spans: Iterable[Described]) -> dict[str, float]:
 
 
 def _as_dict(output: object) -> dict[str, object]:
-    if isinstance(output, str):
-        try:
-            output = json.loads(output)
-        except ValueError:  # any text may be the output of a task
-            return {}
+    output = parsed(output, literals=False)  # any text may be the output of a task
     return dict(output) if isinstance(output, Mapping) else {}

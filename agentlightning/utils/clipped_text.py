@@ -1,4 +1,4 @@
-"""Text that is shown: of any length in bounded memory, without secrets and commands to a terminal; and counts."""
+"""Text that is shown: of any length in bounded memory, and without secrets; and counts."""
 
 import codecs
 from typing import Final
@@ -63,11 +63,6 @@ def redacted(text: str, secrets: tuple[str, ...]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):  # one may be part of another
         text = text.replace(secret, _REDACTED)
     return text
-
-
-def printable(text: str, kept: str = "") -> str:
-    """The text with spaces for what a terminal could take for a command, but for the characters that are `kept`."""
-    return "".join(one if one.isprintable() or one in kept else " " for one in text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,7 +7,6 @@ program from ending.
 import asyncio
 import contextlib
 import contextvars
-import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -15,8 +14,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # another one than the builtin in Python 3.10
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-
-logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 IDLE_SECONDS: Final = 10.0
@@ -148,7 +145,8 @@ class CallingThread(DaemonThreads):
 
         Args:
             interrupt: Called after Ctrl-C, again and again until the work ends. No function is run any more then, and
-                one that Ctrl-C ended is not answered: the work is to end, not to go on. A second Ctrl-C raises.
+                one that Ctrl-C ended is not answered: the work is to end, not to go on. KeyboardInterrupt is raised
+                then, or at once after a second Ctrl-C.
         """
         result = in_background("work", work)
         result.add_done_callback(lambda _: self._jobs.put(None))
@@ -170,8 +168,9 @@ class CallingThread(DaemonThreads):
             except KeyboardInterrupt:
                 if is_interrupted:
                     raise
-                logger.warning("KeyboardInterrupt received; stopping.")
                 is_interrupted = True
+        if is_interrupted and result.exception() is None:
+            raise KeyboardInterrupt
         return result.result()
 
     def close(self) -> None:

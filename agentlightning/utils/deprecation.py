@@ -1,10 +1,27 @@
-"""The one way to say that something is on its way out."""
+"""The one way to say that something is on its way out, and the table of the public names that went."""
 
 import warnings
 from typing import Final
 
 _CALLER_OF_CALLER: Final = 3
 """Stack level, seen from `deprecated`, of whoever called the function that calls it."""
+
+REMOVED: Final = {
+    "HttpTracer": "HttpTracer is gone; use OtelTracer, or the LLM proxy.",
+    "WeaveTracer": "WeaveTracer is gone; use OtelTracer, with agl.operation in place of weave.op.",
+    "WEAVE_INSTALLED": "WEAVE_INSTALLED is gone, because Weave is not instrumented; use OtelTracer.",
+}
+"""What to use in place of a public name that was removed; `docs/how-to/migrate.md` has the same rows."""
+
+
+def missing_name(module: str, name: str) -> AttributeError | ImportError:
+    """The error for a name that a module does not have.
+
+    A removed name gets an ImportError, because `from module import name` drops the text of an AttributeError.
+    """
+    if name in REMOVED:
+        return ImportError(REMOVED[name], name=module)
+    return AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def deprecated(message: str, *, stacklevel: int = _CALLER_OF_CALLER) -> None:

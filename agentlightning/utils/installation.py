@@ -16,19 +16,13 @@ __all__ = ["install_command", "resolve_with_extras"]
 _PACKAGE: Final = "agentlightning"
 _PLACE: Final = Path(__file__).resolve().parents[2]
 """The folder that holds the package: a clone, or the one where pip installs packages."""
-_TESTED_TOGETHER: Final = frozenset(
-    ["apo", "docs", "gepa", "hf", "mcp", "openai", "otlp", "poml", "prometheus", "ray", "smollm", "train"]
-)
-"""Extras for which `constraints.txt` names the versions; others may need a version that contradicts them."""
 _OF_EXTRA: Final = re.compile(r"""^(?P<requirement>[^;]+?)\s*;.*\bextra\s*==\s*['"](?P<extra>[^'"]+)['"]""")
 
 
 def install_command(*extras: str) -> str:
     """A shell line that installs what the extras need, and nothing from an index under this package's own name."""
-    constraints = _PLACE / "constraints.txt"
-    if constraints.is_file() and (_PLACE / "pyproject.toml").is_file():
-        tested = f'-c "{constraints}" ' if _TESTED_TOGETHER.issuperset(extras) else ""
-        return f'pip install {tested}-e "{_PLACE}[{",".join(extras)}]"'
+    if (_PLACE / "pyproject.toml").is_file():
+        return f'pip install -e "{_PLACE}[{",".join(extras)}]"'
     requirements = _requirements(extras)
     if requirements:
         return " ".join(["pip install", *(f'"{requirement}"' for requirement in requirements)])

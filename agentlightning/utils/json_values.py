@@ -1,8 +1,68 @@
-"""Names for JSON of other programs and of users: objects whose fields nobody has checked."""
+"""JSON of other programs and of users: names for objects whose fields nobody has checked, and readers that never raise.
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+Whoever writes a span decides what stands in it, so what is read from one is bounded: in levels, in digits and in size.
+"""
+
+import ast
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import orjson
 
 JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]
 """As `JsonObject`, to be read alone."""
+
+MOST_LEVELS: Final = 200
+"""Of lists and objects within each other, and of dotted names."""
+MOST_DIGITS: Final = 18
+"""Of a whole number in a name or a text."""
+_ENCODED_LEVELS: Final = 254
+"""That orjson encodes."""
+
+
+def is_encodable(value: object) -> bool:
+    """Whether JSON can hold a value within a few levels of others, so that whoever gets it can write it down again."""
+    for _ in range(_ENCODED_LEVELS - MOST_LEVELS):
+        value = [value]
+    try:
+        orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return False
+    return True
+
+
+def _json_with_infinity(text: str) -> object:
+    """JSON as Python knows it; integers of many digits become floats, as orjson has them."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MOST_DIGITS else float(digits))
+
+
+_JSON: Final[tuple[Callable[[str], object], ...]] = (orjson.loads, _json_with_infinity)
+
+
+def parsed(value: object, *, literals: bool = True, is_kept: bool = True) -> object:
+    """What a text stands for, in JSON or as a Python literal; anything else, and what is not encodable, as it is.
+
+    Args:
+        is_kept: The value is handed on; one of which only the upper levels are read may be deeper than any encoder.
+    """
+    if not isinstance(value, str):
+        return value
+    for read in (*_JSON, ast.literal_eval) if literals else _JSON:
+        try:
+            found = read(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+        is_shallow = not is_kept or value.count("[") + value.count("{") <= MOST_LEVELS
+        return found if (read is orjson.loads and is_shallow) or is_encodable(found) else value
+    return value
+
+
+def as_float(number: float) -> float:
+    """A number as a float; an integer that is too large for one is infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf

@@ -11,10 +11,11 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["system_snapshot"]
+__all__ = ["container_memory_limits", "system_snapshot"]
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
@@ -107,3 +108,28 @@ def _number(text: str, *, divisor: float = 1.0) -> float | None:
         return round(float(text) / divisor, 2)
     except ValueError:
         return None
+
+
+def container_memory_limits(root: Path) -> Iterator[int]:
+    """Limits of the control groups that this process is in, of both versions; a group counts for those beneath it."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Inside a container the path may be the host's, of which only the top is to be seen.
+        group = top / path.strip("/")
+        for folder in {top, group, *(parent for parent in group.parents if top in parent.parents)}:
+            try:
+                text = (folder / name).read_text(encoding="utf-8").strip()
+            except OSError:
+                continue
+            if text.isdecimal():  # else it is "max"
+                yield int(text)

@@ -5,6 +5,7 @@ This is the only module that knows the insides of uvicorn.
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -24,11 +25,19 @@ ACCEPT_ROUNDS: Final = 3
 """Of the event loop, until a connection that was accepted last is known to the server."""
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Have a text that is not UTF-8, for which uvicorn closes a WebSocket, logged in one line: a client sent it."""
+    if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+        record.exc_info = None
+    return True
+
+
 class StoppableServer(uvicorn.Server):
     """Leaves signals to whoever runs it."""
 
     def __init__(self, config: uvicorn.Config, begin_shutdown: Callable[[], None] | None) -> None:
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_without_traceback)
         self._begin_shutdown = begin_shutdown
         self._leave = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -1,5 +1,6 @@
 """Spans become chat messages in OpenAI's shape, without OpenAI's package."""
 
+import re
 from typing import Any
 
 import pytest
@@ -72,11 +73,19 @@ def test_tools_that_ran_beneath_a_completion_are_its_tool_calls() -> None:
         pytest.param({"gen_ai.prompt.0.content": "hi"}, "role None", id="no-role"),
         pytest.param({"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": 4}, "must be text", id="content"),
         pytest.param({"gen_ai.prompt.0.role": "tool"}, "'tool_call_id'", id="tool-without-call"),
+        pytest.param({"gen_ai.prompt.0": "hi"}, "where a list of objects belongs", id="no-object"),
     ],
 )
-def test_wrong_shapes_are_refused(attributes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TraceToMessages().adapt([span("c", attributes=attributes)])
+def test_a_call_of_the_wrong_shape_is_left_out_and_told(
+    attributes: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    healthy = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "hi"}
+
+    found = TraceToMessages().adapt([span("c", attributes=attributes), span("d", attributes=healthy)])
+
+    assert [one["messages"] for one in found] == [[{"role": "user", "content": "hi"}]]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert re.search(message, line)
 
 
 def test_a_tool_without_an_id_is_refused() -> None:

@@ -361,3 +361,62 @@ def test_a_report_has_a_line_for_each_sequence_and_dropped_call() -> None:
 def test_spans_of_several_attempts_are_refused() -> None:
     with pytest.raises(ValueError, match="belong to 2 attempts"):
         TraceToTrajectory().adapt([span("a"), span("b", attempt_id="at-2")])
+
+
+# ---------------------------------------------------------------------- rewards of several agents
+
+
+def several(*, with_ids: bool = True) -> list[Span]:
+    """Planner, planner, reward 0.25, solver, reward 1.0."""
+    talk = Conversation()
+    planner = talk.agent("planner", calls=2)
+    for number in (1, 2):
+        talk.call([number], [5], under=planner, **{"gen_ai.request.model": "planner"})
+    talk.reward(0.25)
+    solver = talk.agent("solver", calls=1)
+    talk.call([3] if with_ids else None, [6], under=solver, **{"gen_ai.request.model": "solver"})
+    talk.reward(1.0)
+    return talk.spans
+
+
+def rewards_of_calls(trajectory: Trajectory) -> list[float | None]:
+    return [call.reward for sequence in trajectory.sequences for call in sequence.calls]
+
+
+@pytest.mark.parametrize("choice", ["agent_match", "model"])
+@pytest.mark.parametrize(("name", "rewards"), [("planner", [None, 0.25]), ("solver", [1.0])])
+def test_rewards_are_matched_to_all_calls_before_agents_or_models_are_chosen(
+    choice: str, name: str, rewards: list[float | None]
+) -> None:
+    chosen = TraceToTrajectory(**{choice: name}).adapt(several())  # type: ignore[arg-type] # either of two fields
+
+    assert rewards_of_calls(chosen) == rewards
+    assert rewards_of_calls(TraceToTrajectory().adapt(several())) == [None, 0.25, 1.0]
+
+
+def test_a_call_of_another_model_without_tokens_takes_no_reward() -> None:
+    chosen = TraceToTrajectory(model="planner").adapt(several(with_ids=False))
+
+    assert rewards_of_calls(chosen) == [1.0, 0.25]
+
+
+def test_a_judge_of_another_agent_takes_no_reward() -> None:
+    talk = Conversation()
+    talk.call([1], [5], under=talk.agent("planner", calls=1))
+    judge = talk.agent("judge", calls=1)
+    talk.call([2], [6], under=judge, **{"agentlightning.redirect.is_excluded": True})
+    talk.reward(1.0)
+
+    assert rewards_of_calls(TraceToTrajectory(agent_match="planner").adapt(talk.spans)) == [1.0]
+
+
+def test_choices_beyond_the_first_are_dropped_by_name() -> None:
+    talk = Conversation()
+    further = {f"gen_ai.completion.{number}.token_ids": "[7]" for number in (1, 2)}
+    talk.call([1], [5], **further)
+    talk.call([1, 5, 2], [6])
+
+    found = TraceToTrajectory().adapt(talk.spans)
+
+    assert [(call.reason, call.span_id) for call in found.dropped] == [(DropReason.OTHER_CHOICE, "call-1")] * 2
+    assert len(found.sequences) == 1

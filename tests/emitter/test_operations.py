@@ -98,3 +98,18 @@ def test_something_that_is_no_function_is_refused() -> None:
 def test_an_operation_must_have_begun() -> None:
     with pytest.raises(TracingError, match="has not begun"):
         operation(name="a").set_output(1)
+
+
+def test_defaults_of_a_function_are_recorded_like_other_arguments(trace: Recorder) -> None:
+    class Index:
+        @operation
+        def search(self, query: str, max_results: int = 10, **options: Any) -> None:
+            """Finds nothing."""
+
+    Index().search("cats")
+
+    attributes = only(trace)
+    assert {name: value for name, value in attributes.items() if name.startswith(INPUT)} == {
+        f"{INPUT}.query": "cats",
+        f"{INPUT}.max_results": 10,
+    }

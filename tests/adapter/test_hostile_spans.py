@@ -1,0 +1,202 @@
+"""Whatever an attempt writes, readers of its spans do not raise: adapters, rewards, events, messages, views."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentlightning.adapter import (
+    LlmProxyTraceToTriplet,
+    TracerTraceToTriplet,
+    TraceToMessages,
+    TraceToTrajectory,
+    auto_adapter,
+    detect_framework,
+)
+from agentlightning.algorithm.batches import FinishedRollout
+from agentlightning.algorithm.grpo.outcomes import outcomes_of, reward_means, weighted_rewards
+from agentlightning.algorithm.grpo.samples import batch_of
+from agentlightning.algorithm.grpo.settings import SampleSettings
+from agentlightning.algorithm.prompts.reflection import reflective_record
+from agentlightning.algorithm.sft.examples import Acceptance, examples_of
+from agentlightning.emitter import get_message_value, get_object_value
+from agentlightning.events.advice import suggestions
+from agentlightning.events.spans import events_of_spans
+from agentlightning.events.views import by_agent, handovers, subtasks
+from agentlightning.llm_proxy.replay import _responses_in
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import EnqueueRolloutRequest, Rollout, Span
+from agentlightning.types.rewards import final_reward_of, named_rewards_of
+from agentlightning.verdict.evidence import read_rollout
+from tests.adapter.spans import CHAT, reward, span
+
+DEEP = 100_000
+MANY = "9" * 5000
+NAMES = (
+    *("prompt_token_ids", "response_token_ids", "logprobs.content", "agentlightning.weights_version"),
+    *("agentlightning.operation.output.response_token_ids.0", "agentlightning.operation.output.choices.0.token_ids"),
+    *("llm.x.choices", "llm.x.id", "llm.x.prompt_token_ids", "llm.x.response_token_ids"),
+    *("gen_ai.response.id", "gen_ai.response.finish_reasons", "gen_ai.completion.0.finish_reason"),
+    *("gen_ai.prompt.0.role", "gen_ai.prompt.0.content", "gen_ai.prompt.0.tool_calls", "gen_ai.prompt.0"),
+    *("gen_ai.completion.0.role", "gen_ai.completion.0.content", "gen_ai.completion.0.tool_calls.0.id"),
+    *("gen_ai.completion.0.tool_calls.0.name", "gen_ai.completion.1.token_ids", f"gen_ai.completion.{MANY}.role"),
+    *("gen_ai.request.model", "gen_ai.request.functions.0.name", "gen_ai.request.functions.0.parameters"),
+    *("gen_ai.request.functions", f"gen_ai.prompt{'.0' * 3000}", f"gen_ai.request{'.a' * 3000}"),
+    *("agentops.task.output", "agentops.entity.output", "reward", "agentlightning.reward.0.value"),
+    *("agentlightning.reward.0.name", "agentlightning.reward.1.value", "agentlightning.reward.1.name"),
+    *("agent.name", "gen_ai.agent.name", "recipient_agent_type", "sender_agent_type", "crewai.crew.tasks"),
+    *("crewai.task.description", "crewai.task.agent_role", "tool.name", "tool.parameters", "tool.call.id", "tool.call"),
+    *("handoff.from_agent", "ag2.chat.recipient", "crewai.guardrail.success", "exception.message"),
+    *("agentlightning.object.json", "agentlightning.object.literal", "agentlightning.object.type", "object"),
+    *("agentlightning.message.body", "message", "agentlightning.event.kind", "agentlightning.proxy.recorded_as"),
+    *("agentlightning.proxy.outcome", "agentlightning.proxy.request_body", "agentlightning.proxy.response_body"),
+    *("agentlightning.proxy.dialect", "agentlightning.proxy.requested_model", "agentlightning.redirect.is_excluded"),
+)
+TEXTS = (
+    *(
+        "[" * DEEP,
+        '{"a":' * DEEP,
+        "(" * DEEP,
+        "-" * DEEP + "1",
+        "[" * 900 + "]" * 900,
+        "{[]: 1}",
+        "{1: 2}",
+        "1" + "+1j" * DEEP,
+    ),
+    *(MANY, f"[{MANY}]", "9" * 400, f"[-{'9' * 400}]", f'{{"type": "reward", "value": {"9" * 400}}}', "NaN", "[NaN]"),
+    *(
+        '{"type": "reward", "value": Infinity}',
+        '{"type": "reward", "value": -Infinity}',
+        '{"type": "reward", "value": {}}',
+    ),
+    *('{"type": []}', '["\\ud800"]', '[{"logprob": "x"}]', "[1, 2]", "[[1], 2]", "[1.5]", "[true]", "[]", "", "int"),
+    *(
+        '[{"type": "text", "text": 1}]',
+        '[{"type": "image_url", "image_url": [1]}]',
+        "reward",
+        "assistant",
+        "tool",
+        "answered",
+        "chat",
+    ),
+)
+VALUES: st.SearchStrategy[Any] = st.one_of(
+    st.sampled_from(TEXTS),
+    st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63), 1.7e308, -1.7e308, 1e-300, True, False]),
+    st.sampled_from([[], [1, 2], [-1], [2**63 - 1], [0.5], ["a"], [True], [1] * 5000]),
+)
+SPAN_NAMES = (
+    *(
+        CHAT,
+        "litellm_request",
+        "raw_gen_ai_request",
+        "agentlightning.reward",
+        "agentlightning.object",
+        "openai.responses",
+    ),
+    *(
+        "agentlightning.message",
+        "agentlightning.exception",
+        "agentlightning.virtual",
+        "agentlightning.operation",
+        "step",
+    ),
+)
+IDS = ("s0", "s1", "s2", "s3", "gone")
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Span]:
+    """A few spans, each with hostile values under names that readers know; parents may form circles."""
+    return [
+        span(
+            f"s{number}",
+            draw(st.sampled_from([None, *IDS])),
+            name=draw(st.sampled_from(SPAN_NAMES)),
+            sequence_id=draw(st.sampled_from([0, number, 2**53])),
+            start=draw(st.sampled_from([None, 0.0, float(number), 1e300])),
+            end=draw(st.sampled_from([None, 0.0, number + 0.5, -1e300])),
+            attributes=draw(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6)),
+        )
+        for number in range(draw(st.integers(1, 4)))
+    ]
+
+
+READERS: dict[str, Callable[[list[Span]], object]] = {
+    "trajectory": lambda spans: TraceToTrajectory().adapt(spans).model_dump_json(),
+    "one agent": TraceToTrajectory(agent_match="1").adapt,
+    "one model": TraceToTrajectory(model="[]").adapt,
+    "triplets": lambda spans: [one.model_dump_json() for one in TracerTraceToTriplet().adapt(spans)],
+    "proxy's triplets": lambda spans: [one.model_dump_json() for one in LlmProxyTraceToTriplet().adapt(spans)],
+    "messages": lambda spans: json.dumps(TraceToMessages().adapt(spans)),
+    "auto adapter": lambda spans: (detect_framework(spans), auto_adapter(spans).adapt(spans)),
+    "final reward": final_reward_of,
+    "named rewards": named_rewards_of,
+    "events": lambda spans: [one.rewards.mean for one in by_agent(events_of_spans(spans)).values()],
+    "subtasks": lambda spans: (subtasks(spans), handovers(spans), suggestions(spans)),
+    "objects": lambda spans: [(get_object_value(one), get_message_value(one)) for one in spans],
+    "replay": _responses_in,
+    "reflection": lambda spans: reflective_record(1, spans, reward="", error=None, adapter=TraceToMessages()),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@given(spans=traces())
+@settings(max_examples=60, deadline=None)
+def test_no_reader_raises(reader: str, spans: list[Span]) -> None:
+    READERS[reader](spans)
+
+
+@given(spans=traces())
+@settings(max_examples=40, deadline=None)
+async def test_no_algorithm_raises(spans: list[Span]) -> None:
+    rollout = Rollout(rollout_id="ro-1", input=1, start_time=0.0, status="succeeded")
+    finished = [FinishedRollout(rollout, "group", spans, final_reward_of(spans))] * 2
+    outcomes = await outcomes_of(finished, TraceToTrajectory(), model="1")
+
+    batch_of(outcomes, SampleSettings(credit="turn"), current_version=3).report.metrics()
+    examples_of(outcomes, Acceptance(min_reward=0.0), max_length=10, vocab_size=10).metrics()
+    names = list(named_rewards_of(spans))
+    weighted_rewards(finished, dict.fromkeys(names, 1.0))
+    reward_means(finished, names)
+
+
+@given(spans=traces())
+@settings(max_examples=20, deadline=None)
+async def test_no_verdict_raises(spans: list[Span]) -> None:
+    store = InMemoryLightningStore()
+    (rollout,) = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=1)])
+    attempt = await store.start_attempt(rollout.rollout_id)
+    owner = {"rollout_id": rollout.rollout_id, "attempt_id": attempt.attempt.attempt_id}
+    await store.add_many_spans([one.model_copy(update={**owner, "sequence_id": 0}) for one in spans])
+
+    await read_rollout(store, attempt)
+
+
+@pytest.mark.parametrize("output", TEXTS, ids=range(len(TEXTS)))
+def test_a_real_reward_after_a_poisoned_output_counts(output: str) -> None:
+    poisoned = span("a", attributes={"agentops.task.output": output})
+
+    assert final_reward_of([poisoned, reward("b", None, 0.5, at=2.0)]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("attributes", "value"),
+    [
+        ({"agentlightning.object.literal": MANY, "agentlightning.object.type": "int"}, MANY),
+        ({"agentlightning.object.json": "[" * DEEP}, "[" * DEEP),
+        ({"agentlightning.object.json": "[1]"}, [1]),
+    ],
+    ids=["many digits", "deep", "healthy"],
+)
+def test_an_object_that_cannot_be_decoded_is_its_text(attributes: dict[str, Any], value: object) -> None:
+    assert get_object_value(span("a", name="agentlightning.object", attributes=attributes)) == value
+
+
+def test_a_crew_that_plans_without_end_is_not_believed() -> None:
+    crew = span("a", end=None, attributes={"crewai.crew.tasks": 2**63 - 1})
+
+    assert len(subtasks([crew])) == 1000

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.apo import APO
     from agentlightning.algorithm.gepa import GEPA
     from agentlightning.algorithm.grpo import GRPO
+    from agentlightning.algorithm.prompts.budget import OptimisationBudget
     from agentlightning.algorithm.sft import SFT
     from agentlightning.algorithm.verl import VERL
 
@@ -24,6 +25,7 @@ __all__ = [
     "Baseline",
     "FastAlgorithm",
     "FunctionalAlgorithm",
+    "OptimisationBudget",
     "algo",
 ]
 
@@ -31,6 +33,7 @@ _HOME_AND_EXTRA_OF = {
     "APO": ("prompts.apo", "apo"),
     "GEPA": ("prompts.gepa", "gepa"),
     "GRPO": ("grpo.grpo", "train"),
+    "OptimisationBudget": ("prompts.budget", "apo"),
     "SFT": ("sft.sft", "train"),
     "VERL": ("verl.interface", "verl"),
 }

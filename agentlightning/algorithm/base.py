@@ -5,7 +5,6 @@ import inspect
 import weakref
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agentlightning.adapter.base import TraceAdapter
@@ -20,15 +19,12 @@ from agentlightning.utils.loop_thread import LoopThread
 if TYPE_CHECKING:
     from agentlightning.client import AgentLightningClient
 
-__all__ = ["CURRENT_RUN", "INITIAL_RESOURCES_ID", "Algorithm", "Tasks"]
+__all__ = ["INITIAL_RESOURCES_ID", "Algorithm", "Tasks"]
 
 Tasks: TypeAlias = Dataset[TaskInput]
 """A data set of tasks of any kind."""
 INITIAL_RESOURCES_ID: Final = "default"
 """Under which the trainer publishes the initial resources."""
-
-CURRENT_RUN: Final[ContextVar[str | None]] = ContextVar("agl_current_run", default=None)
-"""The id of the run that a trainer has under way, for what an algorithm starts; None outside of a trainer."""
 
 LOOK_SECONDS: Final = 0.1
 """How often a run in the background looks whether it is to stop."""
@@ -141,6 +137,10 @@ class Algorithm(Component):
     def run_summary(self) -> JsonObject:
         """What the run in the store keeps of the last run beside its counts, as JSON; override it to keep a result."""
         return {}
+
+    def resume_hint(self) -> str:
+        """One sentence for somebody who stopped the run: how to go on; empty if there is nothing to say."""
+        return ""
 
     def _missing(self, part: str) -> ConfigurationError:
         return ConfigurationError(

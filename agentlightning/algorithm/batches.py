@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from agentlightning.algorithm.base import CURRENT_RUN, Tasks
+from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError, StoreError, TrainingError
 from agentlightning.semconv import AGL_ANNOTATION
@@ -34,6 +34,7 @@ from agentlightning.types import (
     RolloutStatus,
     Span,
 )
+from agentlightning.types.records import CURRENT_RUN
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.json_values import JsonObject
 
@@ -92,6 +93,8 @@ class FinishedRollout:
     """Of the last attempt."""
     reward: float | None
     error: str | None = None
+    turn_return: float | None = None
+    """What it counts where its turns are judged by themselves; None counts the reward."""
 
     @property
     def has_succeeded(self) -> bool:
@@ -99,9 +102,9 @@ class FinishedRollout:
 
     @property
     def own_reward(self) -> float | None:
-        """The reward, if the rollout succeeded and it is a finite number; None if the rollout counts as failed."""
-        is_usable = self.has_succeeded and self.reward is not None and is_finite(self.reward)
-        return self.reward if is_usable else None
+        """What it counts, if the rollout succeeded and that is a finite number; None if it counts as failed."""
+        counted = self.reward if self.turn_return is None else self.turn_return
+        return counted if self.has_succeeded and counted is not None and is_finite(counted) else None
 
     @property
     def failure(self) -> str:
@@ -307,11 +310,11 @@ class Score:
     def failed(self) -> int:
         return self.reward.failed
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, prefix: str = "validation/") -> dict[str, float]:
         """The figures of a validation; bounds may be infinite."""
         found = self.reward
         figures = {"reward": found.mean, "low": found.low, "high": found.high, "failed": float(self.failed)}
-        return {f"validation/{name}": value for name, value in figures.items()}
+        return {f"{prefix}{name}": value for name, value in figures.items()}
 
 
 def score_of(finished: Sequence[FinishedRollout], failed: FailedReward = "worst") -> Score:

@@ -6,8 +6,8 @@ gain. Without a gain the wealth will, with probability `1 - alpha`, never reach 
 whatever the number of pairs; so a candidate is better at the first pair at which it does. This needs no assumption
 about the rewards but their range. There are bets of several sizes, and the evidence is the mean of their wealths.
 
-A comparison that is unlikely to succeed stops before its budget is spent. This never makes a false promotion likelier;
-it costs a little power.
+A comparison stops before its budget is spent only if the pairs that are left would change its verdict in fewer than one
+case in a hundred. This never makes a false promotion likelier.
 
 What the caller must see to: pairs come in the order in which their tasks were drawn, not in the order in which they
 finished; a task is one pair (the repeats of a task are averaged first); and the rewards were not used to choose this
@@ -16,24 +16,27 @@ candidate among others. To resume a comparison, add the pairs it had to a new on
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, pstdev
 from typing import Literal
 
 from typing_extensions import Self
 
-from agentlightning.algorithm.intervals import Estimate
+from agentlightning.algorithm.intervals import Estimate, summary_of
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.json_values import JsonObject
 
-__all__ = ["Gate", "PairedComparison", "Verdict", "gain_summary"]
+__all__ = ["Gate", "PairedComparison", "Verdict", "gain_summary", "measured_summary"]
 
 Verdict = Literal["undecided", "better", "not better"]
 
 BETS = 6
 LARGEST_BET = 0.95
 """Below 1, so that a single loss does not make the wealth of a bet zero for ever."""
-HOPEFUL_DEVIATIONS = NormalDist().inv_cdf(0.995)
-"""How far above the mean of the pairs the true gain may lie before one gives up, in standard errors."""
+HOPEFUL_DEVIATIONS = NormalDist().inv_cdf(0.9995)
+"""How far above the mean so far that of the pairs to come may lie before one gives up, in standard errors."""
+USUAL_DEVIATIONS = NormalDist().inv_cdf(0.8)
+"""How far below the mean it may lie for `pairs_needed` to be enough in four cases of five."""
+MOST_PAIRS_NEEDED = 1_000_000
 SHARE_WITHOUT_PLAN = 0.1
 """What a comparison gets of the alpha that is left, if nobody said how many there will be."""
 BISECTIONS = 50
@@ -129,6 +132,24 @@ class PairedComparison:
             low = max(low, self.min_effect)  # as it is, but for rounding
         return Estimate(fmean(self._differences), low, high, self.pairs)
 
+    @property
+    def pairs_needed(self) -> int | None:
+        """With how many pairs a comparison would find this gain in four cases of five, if the true one is as it seems.
+
+        None if there is no gain above `min_effect`, or if more pairs than anybody has would be needed.
+        """
+        if not self._differences or fmean(self._differences) <= self.min_effect:
+            return None
+        fewest, enough = self.min_pairs, max(self.min_pairs, self.pairs)
+        while not self._would_decide(enough):
+            fewest, enough = enough, 2 * enough
+            if enough > MOST_PAIRS_NEEDED:
+                return None
+        while enough - fewest > 1:
+            middle = (fewest + enough) // 2
+            fewest, enough = (fewest, middle) if self._would_decide(middle) else (middle, enough)
+        return enough
+
     def add(self, incumbent_score: float, candidate_score: float) -> Verdict:
         """Take the rewards of both sides for the next task; TrainingError once there is a verdict."""
         if self._verdict != "undecided":
@@ -170,19 +191,35 @@ class PairedComparison:
 
     def _growths(self, difference: float) -> list[float]:
         """What a pair adds to the logarithm of the wealth of each bet."""
+        return [self._growth(bet, difference) for bet in self._bets]
+
+    def _growth(self, bet: float, difference: float) -> float:
         won = (self._span + difference) / (self._span + self.min_effect)
-        return [math.log(1 - bet + bet * won) for bet in self._bets]
+        return math.log(1 - bet + bet * won)
+
+    def _would_decide(self, pairs: int) -> bool:
+        """Whether one of the bets of a comparison of so many pairs like these would alone bring enough evidence.
+
+        Its growth over many pairs is nearly normal, whatever that of one pair is like.
+        """
+        for bet in _bets(self.alpha, pairs):
+            growths = [self._growth(bet, difference) for difference in self._differences]
+            unlucky = pairs * fmean(growths) - USUAL_DEVIATIONS * math.sqrt(pairs) * pstdev(growths)
+            if unlucky >= math.log(BETS / self.alpha):
+                return True
+        return False
 
     def _hoped_for_evidence(self) -> float:
-        """The wealth at the end of the budget, if the true gain is as large as what was seen allows.
+        """The wealth at the end of the budget, if the pairs to come are as good as what was seen allows.
 
-        The pairs to come are taken to be like those that came, with as many of them turned into wins as it takes. One
-        win and one loss that were not seen keep a short row of equal pairs from looking certain.
+        They are taken to be like those that came, with as many of them turned into wins as it takes. One win and one
+        loss that were not seen keep a short row of equal pairs from looking certain.
         """
         n, left = self.pairs, self.max_pairs - self.pairs
         mean = sum(self._differences) / n
         variance = (self._squares + 2 * self._span**2) / (n + 2) - (mean * n / (n + 2)) ** 2
-        hope = HOPEFUL_DEVIATIONS * math.sqrt(variance / (n + 2))
+        # The true gain is not known, and few pairs may be lucky.
+        hope = HOPEFUL_DEVIATIONS * math.sqrt(variance / (n + 2) + variance / left)
         wins = min(1.0, hope / max(self._span - mean, hope))
         growths = [(1 - wins) * log / n + wins * win for log, win in zip(self._logs, self._wins, strict=True)]
         return _mean_of_logs([log + left * growth for log, growth in zip(self._logs, growths, strict=True)])
@@ -290,12 +327,13 @@ class Gate:
         self._lent = [lent for lent in self._lent if lent.verdict == "undecided"]
 
 
-def gain_summary(before: Sequence[float | None], after: Sequence[float | None]) -> JsonObject:
+def gain_summary(before: Sequence[float | None], after: Sequence[float | None], alpha: float = 0.05) -> JsonObject:
     """The gain of a training for the summary of its run, by the test that admits prompts; empty without pairs.
 
     Args:
         before: The reward of the base for each task; None for a rollout that failed and does not count.
         after: The reward of the result, for the same tasks in the same order.
+        alpha: Less where the same training is measured in several ways.
     """
     both = zip(before, after, strict=True) if len(before) == len(after) else ()
     pairs = [(base, result) for base, result in both if base is not None and result is not None]
@@ -303,8 +341,22 @@ def gain_summary(before: Sequence[float | None], after: Sequence[float | None]) 
         return {}
     rewards = [reward for pair in pairs for reward in pair]
     reward_range = (min(0.0, *rewards), max(1.0, *rewards))
-    comparison = PairedComparison(max_pairs=len(pairs), min_pairs=len(pairs), reward_range=reward_range).with_all(pairs)
-    found = comparison.estimate
+    comparison = PairedComparison(alpha, max_pairs=len(pairs), min_pairs=len(pairs), reward_range=reward_range)
+    found = comparison.with_all(pairs).estimate
     return {
         "gain": {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n, "verdict": comparison.verdict}
     }
+
+
+def measured_summary(
+    before: Estimate | None,
+    after: Estimate | None,
+    base_rewards: Sequence[float | None] | None,
+    rewards: Sequence[float | None] | None,
+    alpha: float = 0.05,
+) -> JsonObject:
+    """Validation before and after training and the gain, for the summary of a run, without what was not measured."""
+    measured = {"validation_before": summary_of(before), "validation_after": summary_of(after)}
+    is_paired = after is not None and base_rewards is not None and rewards is not None
+    gain = gain_summary(base_rewards or (), rewards or (), alpha) if is_paired else {}
+    return {**{name: found for name, found in measured.items() if found is not None}, **gain}

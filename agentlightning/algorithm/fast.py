@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from agentlightning.algorithm.base import INITIAL_RESOURCES_ID, Algorithm, Tasks
+from agentlightning.algorithm.utils import running_proxy
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, Rollout, RolloutMode, Span, TaskInput
@@ -37,7 +38,7 @@ class FastAlgorithm(Algorithm):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Baseline(FastAlgorithm):
-    """Sends every task through the agent and logs what came back."""
+    """Sends every task through the agent and logs what came back; the trainer's proxy runs meanwhile."""
 
     n_epochs: int = 1
     """How often each task is sent."""
@@ -64,7 +65,7 @@ class Baseline(FastAlgorithm):
             )
             return
         store = self.get_store()
-        async with self._published(store) as resources_id:
+        async with running_proxy(self), self._published(store) as resources_id:
             for epoch in range(self.n_epochs):
                 await self._send(store, samples, resources_id)
                 logger.info("Epoch %d of %d: %d rollouts are done.", epoch + 1, self.n_epochs, len(samples))
@@ -86,11 +87,13 @@ class Baseline(FastAlgorithm):
     ) -> None:
         """Send every task, and wait for all; where it is stopped, what nobody has begun with is withdrawn."""
         harvests: dict[str, asyncio.Task[None]] = {}
+        run_id = self.get_run_id()
+        own: dict[str, Any] = {} if run_id is None else {"run_id_in": [run_id]}
+        metadata = None if run_id is None else {"run_id": run_id}
         try:
             for mode, sample in samples:
-                while len(await store.query_rollouts(status=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store
+                while len(await store.query_rollouts(status=_QUEUED, **own)) > self.max_queue_length:  # noqa: ASYNC110 # any store
                     await asyncio.sleep(min(self.polling_interval, 0.1))
-                metadata = None if self.get_run_id() is None else {"run_id": self.get_run_id()}
                 rollout = await store.enqueue_rollout(
                     input=sample, mode=mode, resources_id=resources_id, metadata=metadata
                 )

@@ -56,12 +56,6 @@ class Estimate:
         return f"{self.failed} failed and {effect_of_failed(self.failed_reward)}" if self.failed else "none failed"
 
 
-def validation_summary(before: Estimate | None, after: Estimate | None) -> JsonObject:
-    """Validation before and after training, for the summary of a run, without what is not measured or not finite."""
-    measured = {"validation_before": summary_of(before), "validation_after": summary_of(after)}
-    return {name: found for name, found in measured.items() if found is not None}
-
-
 def summary_of(found: Estimate | None) -> JsonObject | None:
     """An estimate for the summary of a run, without what is not finite."""
     if found is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from agentlightning.errors import EngineError
+from agentlightning.utils.announcements import announce
 from agentlightning.utils.child_process import DRAIN_SECONDS, Program, ProgramPlan, wait_for_event
 from agentlightning.utils.loop_thread import LoopThread
 
@@ -55,8 +56,8 @@ class ChildProgram:
             if now - logged > _PROGRESS_SECONDS:
                 logged = now
                 last_line = "".join(self.last_lines(1))
-                logger.info("%s has been loading for %.0f s: %s", self._name, now - began, last_line)
-        logger.info("%s serves after %.0f s.", self._name, time.monotonic() - began)
+                announce(logger, f"{self._name} has been loading for {now - began:.0f} s: {last_line}")
+        announce(logger, f"{self._name} serves after {time.monotonic() - began:.0f} s.")
 
     def stop(self) -> None:
         """End it with all that it started; harmless if nothing runs."""

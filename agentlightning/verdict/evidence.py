@@ -7,9 +7,9 @@ still to be seen there.
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.trajectory import DropReason
@@ -17,15 +17,26 @@ from agentlightning.algorithm.batches import READS_AT_ONCE
 from agentlightning.events.advice import rewards_by_agent
 from agentlightning.llm_proxy.call_record import ATTRIBUTE_PREFIX, CALL_SPAN
 from agentlightning.store.base import LightningStore
-from agentlightning.store.rollout_index import failure_text
+from agentlightning.store.rollout_index import failure_text, run_id_of
 from agentlightning.types import AttemptedRollout, MetricPoint, Rollout, Run, Span
 from agentlightning.types.rewards import final_reward_of
 
 NEWEST_ROLLOUTS: Final = 256
 """How many rollouts of a run are read with their spans."""
 PAGE_ROLLOUTS: Final = 500
+NEWEST_RUNS: Final = 20
+"""Among which the run is looked for that a prompt optimiser keeps beside the trainer's."""
+LONGEST_ERROR: Final = 500
 _NO_IDS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS, DropReason.EXCLUDED)
 _FINISHED: Final = ("succeeded", "failed")
+_KINDS: Final[Mapping[str, "Kind"]] = {
+    **dict.fromkeys(("EvaluationRun", "Baseline", "DryRun"), "trial"),
+    **dict.fromkeys(("APO", "GEPA", "apo", "gepa"), "prompts"),
+    "SFT": "examples",
+}
+Kind = Literal["groups", "examples", "prompts", "trial"]
+"""What a run learns from: rewards compared in groups, as GRPO and most algorithms do, or good examples; or it improves
+prompts, or learns nothing at all."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +79,47 @@ class Evidence:
     rollouts: Sequence[RolloutEvidence] = ()
     waiting: int = 0
     """Rollouts of the run that are not finished."""
+    is_sample: bool = False
+    """Whether the run has more rollouts than were read."""
+    optimisation: Mapping[str, Any] = field(default_factory=dict)
+    """What a prompt optimiser wrote down; empty for other runs."""
+    policy: str = ""
+    """The one of several policies whose metrics `series` gives."""
 
     def series(self, name: str) -> list[float]:
-        """A metric by step, without the steps that do not have it."""
-        found = (point.values.get(name) for point in self.points)
+        """A metric by step, without the steps that do not have it; of the policy, where it has one of its own."""
+        own = f"{self.policy}/{name}"
+        found = [point.values.get(own, point.values.get(name)) for point in self.points]
         return [value for value in found if value is not None and math.isfinite(value)]
+
+    def setting(self, path: str) -> Any:
+        """An argument of the algorithm, such as `learning.learning_rate`; None where it is not known, or None."""
+        value: Any = self.run.config.get("settings", {}).get("algorithm")
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    @property
+    def policies(self) -> list[str]:
+        """Names of the policies that have metrics of their own; one without a name if there is but one policy."""
+        names = {name for point in self.points for name in point.values}
+        return sorted(name.removesuffix("/samples/used") for name in names if name.endswith("/samples/used")) or [""]
+
+    @property
+    def kind(self) -> "Kind":
+        algorithm = str(self.run.config.get("algorithm")).rpartition(".")[2]
+        return "prompts" if self.optimisation else _KINDS.get(algorithm, "groups")
+
+    @property
+    def error(self) -> str | None:
+        """With what the run failed, in one line; None if it did not."""
+        text = str(self.run.summary.get("error") or "") if self.run.status == "failed" else ""
+        return " ".join(text.partition("\n\n")[0].split())[:LONGEST_ERROR] or None
+
+    @property
+    def sample_words(self) -> str:
+        """Says of a count of rollouts that it is not of all."""
+        return f" (a sample: the newest {len(self.rollouts)} rollouts)" if self.is_sample else ""
 
     @property
     def training(self) -> list[RolloutEvidence]:
@@ -90,26 +137,27 @@ class Evidence:
 
     @property
     def is_training(self) -> bool:
-        """Whether a model was to learn from token ids, or a reward was to rise."""
-        return bool(self.series("samples/used")) or "TrainingError" in str(self.run.summary.get("error", ""))
+        """Whether a model was to learn from token ids."""
+        is_known = str(self.run.config.get("algorithm")).endswith((".GRPO", ".SFT"))
+        return is_known or any(name.endswith("samples/used") for point in self.points for name in point.values)
 
     @property
     def steps_learned(self) -> int:
-        return len(self.series("learner/loss"))
+        """Steps that changed the model, or one of several."""
+        metric = f"{self.policy}/learner/loss" if self.policy else "learner/loss"
+        return sum(any(name.endswith(metric) for name in point.values) for point in self.points)
 
 
 async def read_evidence(store: LightningStore, run: Run) -> Evidence:
     """What the store knows of a run."""
     points = list(await store.query_metrics(run.run_id))
     found: list[AttemptedRollout | Rollout] = []
-    waiting = offset = 0
-    while len(found) < NEWEST_ROLLOUTS:
-        page = await store.query_rollouts(sort_by="start_time", sort_order="desc", limit=PAGE_ROLLOUTS, offset=offset)
-        own = [one for one in page if _is_of(one, run)]
-        found += [one for one in own if one.status in _FINISHED]
-        waiting += sum(one.status not in (*_FINISHED, "cancelled") for one in own)
-        offset += len(page)
-        if len(page) < PAGE_ROLLOUTS or page[-1].start_time < run.start_time:
+    waiting = 0
+    async for one in rollouts_of(store, run):
+        if one.status in _FINISHED:
+            found.append(one)
+        waiting += one.status not in (*_FINISHED, "cancelled")
+        if len(found) > NEWEST_ROLLOUTS:
             break
     gate = asyncio.Semaphore(READS_AT_ONCE)
 
@@ -117,16 +165,35 @@ async def read_evidence(store: LightningStore, run: Run) -> Evidence:
         async with gate:
             return await read_rollout(store, one)
 
-    return Evidence(run, points, await asyncio.gather(*map(read, found[:NEWEST_ROLLOUTS])), waiting)
+    rollouts = await asyncio.gather(*map(read, found[:NEWEST_ROLLOUTS]))
+    return Evidence(run, points, rollouts, waiting, len(found) > NEWEST_ROLLOUTS, await _optimisation_of(store, run))
 
 
-def _is_of(rollout: Rollout, run: Run) -> bool:
-    """Rollouts that name no run are told apart by their time."""
-    named = (rollout.metadata or {}).get("run_id")
-    if named is not None:
-        return named in (run.run_id, run.metadata.get("trainer_run_id"))
-    end = math.inf if run.end_time is None else run.end_time
-    return run.start_time <= rollout.start_time <= end
+async def _optimisation_of(store: LightningStore, run: Run) -> Mapping[str, Any]:
+    """The summary of a prompt optimiser's own run, which is this one or belongs to it."""
+    newest = await store.query_runs(sort_by="start_time", sort_order="desc", limit=NEWEST_RUNS)
+    own = [one for one in newest if one.metadata.get("trainer_run_id") == run.run_id]
+    return next((one.summary for one in (run, *own) if "candidates" in one.summary), {})
+
+
+async def rollouts_of(store: LightningStore, run: Run) -> AsyncIterator[AttemptedRollout | Rollout]:
+    """The rollouts of a run, newest first: those that name it or, if none does, those of its time that name no run."""
+    names = [run.run_id, *filter(None, [run.metadata.get("trainer_run_id")])]
+    is_named = (await store.query_rollouts(run_id_in=names, limit=0)).total > 0
+    own: dict[str, Any] = {"start_time_min": run.start_time, "start_time_max": run.end_time}
+    if is_named:
+        own = {"run_id_in": names}
+    offset = 0
+    while True:
+        page = await store.query_rollouts(
+            **own, sort_by="start_time", sort_order="desc", limit=PAGE_ROLLOUTS, offset=offset
+        )
+        for one in page:
+            if is_named or run_id_of(one) is None:
+                yield one
+        offset += len(page)
+        if len(page) < PAGE_ROLLOUTS:
+            return
 
 
 async def read_rollout(store: LightningStore, rollout: AttemptedRollout | Rollout) -> RolloutEvidence:

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import fmean, stdev
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
 from typing import Any, Final, Literal
 
+from agentlightning.algorithm.intervals import estimate, reward_of_failed, student_quantile
 from agentlightning.events import suggestions
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, Rollout, Run
@@ -17,12 +19,10 @@ __all__ = ["Outcome", "Verdict", "verdict_of", "verdict_of_rollout", "verdict_of
 Outcome = Literal["gained", "no gain", "lost", "unknown"]
 LEAST_STEPS: Final = 6
 """Steps that the training reward needs at least to be compared with itself."""
-DEVIATIONS: Final = 1.96
+SURE: Final = 0.975
+"""Of the quantile that a bound of an interval lies at."""
 VALIDATION_TASKS: Final = "validation tasks"
-_WITHOUT_CAUSE: Final = (
-    "The rewards differ, but not enough to tell a gain from chance; train longer, validate on more tasks, or use "
-    "larger groups."
-)
+_WITHOUT_CAUSE: Final = "Train longer, validate on more tasks, or use larger groups."
 
 
 @dataclass(frozen=True)
@@ -74,37 +74,73 @@ async def verdict_of_run(store: LightningStore, run: Run) -> Verdict:
 
 
 def verdict_of(evidence: Evidence) -> Verdict:
-    """What a run gained and what is wrong with it; a run that gained has no cause, only things worth a word."""
-    findings = find(evidence)
+    """What a run gained and what is wrong with it; the error of a run that failed comes first."""
+    of_kind = {"groups": _of_groups, "examples": _of_examples, "prompts": _of_prompts, "trial": _of_trial}
+    verdict = of_kind[evidence.kind](evidence, find(evidence))
+    if evidence.error is None:
+        is_running = evidence.run.status == "running"
+        return replace(verdict, sentence=f"Still running. {verdict.sentence}") if is_running else verdict
+    findings = tuple(one for one in verdict.findings if one.name != "nothing_ran")
+    said = f"The run failed: {evidence.error}{'' if evidence.error.endswith('.') else '.'}"
+    if verdict.gain is not None:
+        said += f" Until then: {verdict.sentence}"
+    elif findings and findings[0].name != "failed":  # which such an error is about
+        said += f" {findings[0].sentence}"
+    return replace(verdict, sentence=said, findings=findings)
+
+
+def _of_groups(evidence: Evidence, findings: list[Finding]) -> Verdict:
+    """A run that gained has no cause, only things worth a word."""
     gain = _gain(evidence)
     outcome: Outcome = "unknown" if gain is None else gain.outcome
+    more = f"{_besides(evidence, gain)}{_not_validated(evidence)}"
     if gain is not None and outcome == "gained":
         harmless = ("few_steps", "one_task") if gain.unit == VALIDATION_TASKS else ("few_steps",)
         findings = [finding for finding in findings if finding.name not in harmless]
-        hacked = next((one for one in findings if one.name == "reward_hacking"), None)
-        said = f"Gained {gain}." if hacked is None else f"Gained {gain} in the trained reward only. {hacked.sentence}"
+        doubts = [one for one in findings if one.name in ("reward_hacking", "collapsed")]
+        limit = " in the trained reward only" if any(one.name == "reward_hacking" for one in doubts) else ""
+        said = " ".join([f"Gained {gain}{limit}.{more}", *(one.sentence for one in doubts)])
         return Verdict(outcome, said, gain, tuple(findings))
     if gain is not None and outcome == "lost":
         cause = f" {findings[0].sentence}" if findings else ""
-        return Verdict(outcome, f"Lost {gain}.{cause}", gain, tuple(findings))
-    if gain is None and not (findings and evidence.is_training):
+        return Verdict(outcome, f"Lost {gain}.{more}{cause}", gain, tuple(findings))
+    is_short = 0 < evidence.steps_learned <= len(evidence.series("reward/mean")) < LEAST_STEPS
+    if gain is None and not is_short and not (findings and evidence.is_training):
         said = findings[0].sentence if findings else "There is too little to say what was gained."
         return Verdict("unknown", said, None, tuple(findings))
     measured = f" ({gain})" if gain is not None else ""
     cause = findings[0].sentence if findings else _WITHOUT_CAUSE
-    return Verdict("no gain", f"Nothing was gained{measured}: {cause}", gain, tuple(findings))
+    said = "Too short to say what was gained" if is_short else "Nothing was gained"
+    if not findings and not is_short:
+        said = "No gain can be told from chance"
+    return Verdict("unknown" if is_short else "no gain", f"{said}{measured}: {cause}{more}", gain, tuple(findings))
 
 
 def _gain(evidence: Evidence) -> Gain | None:
     """By the paired test on validation tasks if there was one, else by the two validations, else by the training."""
     summary = evidence.run.summary
-    paired = summary.get("gain")
-    if isinstance(paired, Mapping) and {"mean", "low", "high", "n"} <= paired.keys():
-        return Gain(paired["mean"], paired["low"], paired["high"], int(paired["n"]), VALIDATION_TASKS)
+    if paired := _paired(evidence):
+        shown = next((gain for gain in paired.values() if gain.outcome != "no gain"), None)
+        return shown or next(iter(paired.values()))
     before, after = summary.get("validation_before"), summary.get("validation_after")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         return _difference(before, after)
     return _training_gain(evidence.series("reward/mean"))
+
+
+def _paired(evidence: Evidence) -> dict[str, Gain]:
+    """The gains by the paired test: as validation samples, and as training does where that was measured too."""
+    found = {name: evidence.run.summary.get(name) for name in ("gain", "gain_sampled")}
+    units = {"gain": VALIDATION_TASKS, "gain_sampled": f"{VALIDATION_TASKS}, sampled as in training"}
+    return {
+        name: _gain_of(gain, units[name])
+        for name, gain in found.items()
+        if isinstance(gain, Mapping) and {"mean", "low", "high", "n"} <= gain.keys()
+    }
+
+
+def _gain_of(found: Mapping[str, Any], unit: str) -> Gain:
+    return Gain(found["mean"], found["low"], found["high"], int(found["n"]), unit)
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Gain | None:
@@ -116,15 +152,97 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Gain | N
     return Gain(mean, mean - down, mean + up, int(after["n"]), "validation tasks, not paired")
 
 
-def _training_gain(rewards: list[float]) -> Gain | None:
-    """The last third of the steps against the first."""
+def _ends_of(rewards: list[float]) -> tuple[list[float], list[float]]:
+    """The first steps, in which a fast learner has not learned yet, and the last ones."""
     third = len(rewards) // 3
+    return rewards[: max(min(third, 3), len(rewards) // 10)], rewards[-third:]
+
+
+def _training_gain(rewards: list[float]) -> Gain | None:
+    """The last steps against the first; their noise is what each differs by from the one before it."""
     if len(rewards) < LEAST_STEPS:
         return None
-    first, last = rewards[:third], rewards[-third:]
+    first, last = _ends_of(rewards)
     mean = fmean(last) - fmean(first)
-    half = DEVIATIONS * math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / third)
-    return Gain(mean, mean - half, mean + half, len(rewards), "training steps, first third against last")
+    noise = math.sqrt(fmean((after - before) ** 2 for before, after in pairwise(rewards)) / 2)
+    half = student_quantile(SURE, len(rewards) - 1) * noise * math.sqrt(1 / len(first) + 1 / len(last))
+    unit = f"training steps, the last {len(last)} against the first {len(first)}"
+    return Gain(mean, mean - half, mean + half, len(rewards), unit)
+
+
+def _besides(evidence: Evidence, gain: Gain | None) -> str:
+    """The other of two measurements, and what rewards are where they are not those of the agent."""
+    others = [f" The other measurement: {one}." for one in _paired(evidence).values() if one != gain]
+    kind = evidence.run.summary.get("reward_kind")
+    return "".join([*others, f" A reward is the {kind}." if kind else ""])
+
+
+def _not_validated(evidence: Evidence) -> str:
+    """What can be said of a run that was validated before it trained, and not after."""
+    before, rewards = evidence.run.summary.get("validation_before"), evidence.series("reward/mean")
+    if not isinstance(before, Mapping) or len(rewards) < LEAST_STEPS or "validation_after" in evidence.run.summary:
+        return ""
+    is_greedy = evidence.setting("validation_temperature") == 0
+    how = f"{before['mean']:.3f} on {before['n']} tasks{', validated greedily' if is_greedy else ''}"
+    return f" Reward of the last steps {fmean(_ends_of(rewards)[1]):.3f}, baseline {how}; not validated at the end."
+
+
+def _of_examples(evidence: Evidence, findings: list[Finding]) -> Verdict:
+    """Fine-tuning gains by the validation, if there was one; else its losses say what they can."""
+    held_out, losses = evidence.series("sft/held_out_loss"), evidence.series("sft/loss")
+    if (gain := _gain(evidence)) is not None or len(held_out or losses) < 2:
+        return _of_groups(evidence, findings)
+    said = f"The loss on the rollouts went from {losses[0]:.3f} to {losses[-1]:.3f} nats a token, none was held out"
+    outcome: Outcome = "unknown"
+    if held_out and min(held_out[1:]) < held_out[0]:
+        said = f"The loss on held-out rollouts fell from {held_out[0]:.3f} to {min(held_out):.3f} nats a token"
+    elif held_out:
+        said = f"Nothing was gained: the loss on held-out rollouts did not fall below {held_out[0]:.3f} nats a token"
+        outcome = "no gain"
+    more = f" {findings[0].sentence}" if findings else ""
+    return Verdict(outcome, f"{said}; rewards were not validated.{more}", gain, tuple(findings))
+
+
+def _of_prompts(evidence: Evidence, findings: list[Finding]) -> Verdict:
+    """The paired comparison with the seed, or why there was none."""
+    found, more = evidence.optimisation, f" {findings[0].sentence}" if findings else ""
+    if found.get("stopped"):
+        more = f" Ended early: {found['stopped']}.{more}"
+    challenges = sorted(found.get("challenges") or (), key=lambda one: float(one["gain"]["mean"]))
+    measured = found.get("gain") or (challenges[-1]["gain"] if challenges else None)
+    gain = None if measured is None else _gain_of(measured, VALIDATION_TASKS)
+    outcome: Outcome = "no gain"
+    if found.get("seed") != found.get("prompts"):
+        best = f"the best prompt is {found['best_version']}"
+        outcome = "unknown" if gain is None else gain.outcome
+        said = (
+            f"Gained {gain}: {best}." if outcome == "gained" else f"By its mean alone {best}: {gain or 'not compared'}."
+        )
+    elif gain is not None:
+        said = f"The seed is still the best prompt: {challenges[-1]['candidate']}, the best candidate, has {gain}."
+        if needed := challenges[-1].get("tasks_needed"):
+            said += f" About {needed:,} validation tasks would decide it."
+    else:
+        candidates = [one for one in found.get("candidates", ()) if one["fate"] != "seed"]
+        rejected = [str(one["reason"]) for one in candidates if one["fate"] == "rejected"]
+        said = f"The seed is still the best prompt: of {len(candidates)} candidates none came to be compared with it."
+        said += f" {len(rejected)} were rejected, the first because {rejected[0]}." if rejected else ""
+        outcome = "no gain" if "best_version" in found else "unknown"
+    return Verdict(outcome, f"{said}{more}", gain, tuple(findings))
+
+
+def _of_trial(evidence: Evidence, findings: list[Finding]) -> Verdict:
+    """How the agent did; nothing was to be learned."""
+    rewards = [one.reward for one in evidence.rollouts if one.reward is not None and one.has_reward]
+    failed = len(evidence.rollouts) - len(rewards)
+    counted = reward_of_failed(evidence.setting("failed") or "worst", rewards) if failed else None
+    more = f" {findings[0].sentence}" if findings else ""
+    if not rewards:
+        return Verdict("unknown", more.strip() or "No rollout left a reward.", None, tuple(findings))
+    found = replace(
+        estimate(rewards if counted is None else [*rewards, *[counted] * failed]), failed=failed, failed_reward=counted
+    )
+    return Verdict("unknown", f"The reward is {found}{evidence.sample_words}.{more}", None, tuple(findings))
 
 
 async def verdict_of_rollout(store: LightningStore, rollout: AttemptedRollout | Rollout) -> list[str]:

@@ -100,6 +100,41 @@ def test_pair_after_the_verdict_is_refused_and_changes_nothing() -> None:
     assert comparison.estimate == before
 
 
+def test_pairs_are_left_only_where_they_could_not_change_the_verdict() -> None:
+    """A gain of a third on twenty tasks: whatever stops early would hardly have been found with all of them."""
+    stopped_early = found_early = found = 0
+    for seed in range(300):
+        pairs = coins(seed, 20, 0.3, 0.65)
+        early = judged(PairedComparison(0.05 / 3, max_pairs=20), pairs)
+        whole = PairedComparison(0.05 / 3, max_pairs=20, min_pairs=20).with_all(pairs)
+        stopped_early += early.verdict == "not better" and early.pairs < 20
+        found_early += early.verdict == "better"
+        found += whole.verdict == "better"
+
+    assert stopped_early > 0
+    assert found - found_early <= 3  # one in a hundred
+
+
+@pytest.mark.parametrize(("incumbent", "candidate"), [(0.5, 0.75), (0.1, 0.6), (0.7, 0.95)])
+def test_a_gain_is_found_in_four_cases_of_five_with_the_pairs_it_is_said_to_need(
+    incumbent: float, candidate: float
+) -> None:
+    seen = PairedComparison(0.02, max_pairs=2000, min_pairs=2000)
+    needed = seen.with_all(coins(1, 1999, incumbent, candidate)).pairs_needed
+    assert needed is not None
+
+    found = [
+        judged(PairedComparison(0.02, max_pairs=needed), coins(n, needed, incumbent, candidate)) for n in range(99)
+    ]
+
+    assert sum(one.verdict == "better" for one in found) >= 0.8 * len(found)
+
+
+@pytest.mark.parametrize("pairs", [[], [(0.5, 0.5)] * 8, [(1.0, 0.0)] * 8], ids=["none", "equal", "worse"])
+def test_without_a_gain_no_number_of_pairs_is_said_to_be_enough(pairs: Pairs) -> None:
+    assert judged(PairedComparison(), pairs).pairs_needed is None
+
+
 # ---------------------------------------------------------------------- estimates
 
 

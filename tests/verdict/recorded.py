@@ -87,5 +87,5 @@ def learned(
 ) -> dict[str, float]:
     """The metrics of a step from which something was learned."""
     figures = {"reward/mean": reward, "reward/min": low, "reward/max": high, "rollouts/all": 8.0, "samples/used": 8.0}
-    learner = {"loss": 0.1, "entropy": entropy, "kl_to_old": kl, "learning_rate": 1e-5}
+    learner = {"loss": 0.1, "entropy": entropy, "kl_to_old": kl, "update_kl": kl, "learning_rate": 1e-5}
     return {**figures, **{f"learner/{name}": value for name, value in learner.items()}, **more}

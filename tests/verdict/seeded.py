@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo import GRPO, LearnerSettings
+from agentlightning.algorithm.grpo import GRPO, LearnerSettings, SampleSettings
 from agentlightning.errors import TrainingError
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
@@ -75,6 +75,37 @@ FAULTS: Final[Mapping[str, Seeded]] = {
         steps=8,
         options={"learning": LearnerSettings(learning_rate=1e-9)},
     ),
+    **{
+        f"steps too {size}, {policy}": Seeded(
+            f"learning_rate_too_{'low' if size == 'small' else 'high'}",
+            old=REWARD,
+            new=ODD_LENGTH,
+            steps=8,
+            options={"learning": LearnerSettings(learning_rate=rate, minibatches=minibatches), "max_staleness": ahead},
+        )
+        for size, rate in (("small", 1e-9), ("large", 0.1))
+        for policy, minibatches, ahead in (("on-policy", 1, 0), ("off-policy", 2, 2))
+    },
+    "a rate of zero": Seeded(
+        "learning_rate_too_low",
+        old=REWARD,
+        new=ODD_LENGTH,
+        steps=8,
+        options={"learning": LearnerSettings(learning_rate=0.0)},
+    ),
+    "no chance": Seeded("same_answers", old=REWARD, new=ODD_LENGTH, options={"temperature": 0.0}),
+    "too few tokens, learned from": Seeded(
+        "all_wrong",
+        old="MOST_TOKENS = 16",
+        new="MOST_TOKENS = 1",
+        options={"sampling": SampleSettings(skip_truncated=False)},
+    ),
+    "groups that cannot be large enough": Seeded(
+        "groups_too_small", old=REWARD, new=ODD_LENGTH, options={"sampling": SampleSettings(min_group_size=7)}
+    ),
+    "no sequence short enough": Seeded(
+        "too_long", old=REWARD, new=ODD_LENGTH, options={"sampling": SampleSettings(max_tokens=2)}
+    ),
     "one task": Seeded("one_task", old=REWARD, new=ODD_LENGTH, steps=6, tasks=1),
     "too few steps": Seeded("few_steps", old=REWARD, new=ODD_LENGTH),
     "a prompt that is not there": Seeded("failed", BEST_OF_N, "miles=task", "kilometres=task"),
@@ -102,6 +133,10 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         )
         for seed in (7, 8)
     },
+    "long answers, on-policy": Seeded(
+        None, old=REWARD, new=LONG, steps=10, options={**LARGE, "learning": LearnerSettings(minibatches=1)}
+    ),
+    "long answers, off-policy": Seeded(None, old=REWARD, new=LONG, steps=12, options={**LARGE, "max_staleness": 1}),
     **{
         f"long answers, seed {seed}": Seeded(None, old=REWARD, new=LONG, steps=10, options={**LARGE, "seed": seed})
         for seed in (9, 10)

@@ -195,7 +195,11 @@ async def test_a_healthy_run_has_no_findings(run: Fault) -> None:
     ("summary", "outcome", "sentence"),
     [
         ({"gain": {"mean": 0.7, "low": 0.6, "high": 0.8, "n": 128}}, "gained", "Gained +0.700 [+0.600, +0.800] (128"),
-        ({"gain": {"mean": 0.1, "low": -0.1, "high": 0.3, "n": 20}}, "no gain", "Nothing was gained (+0.100 [-0.100"),
+        (
+            {"gain": {"mean": 0.1, "low": -0.1, "high": 0.3, "n": 20}},
+            "no gain",
+            "No gain can be told from chance (+0.1",
+        ),
         ({"gain": {"mean": -0.4, "low": -0.6, "high": -0.2, "n": 50}}, "lost", "Lost -0.400 [-0.600, -0.200]"),
         (
             {
@@ -261,6 +265,239 @@ async def test_a_rollout_of_a_team_says_what_to_improve() -> None:
     text = (await verdict_of_rollout(run.store, started))[-1]
 
     assert text.startswith("A guardrail refused the answers of 'guardrail' in 1 of 1 cases, most often with: too long.")
+
+
+# ---------------------------------------------------------------------- what only some runs can say
+
+TOO_LOW = curve(kl=[1e-9] * 8)
+COLLAPSES = [
+    learned(**{"groups/all": 16.0, "groups/one_answer": one, "groups/all_right": right})
+    for one, right in [(1.0, 1.0)] * 11 + [(14.0, 8.0)] * 29
+]
+FAST = [learned(reward=reward) for reward in [0.05, 0.31, 0.62, 0.93, *[0.95, 0.97, 0.94] * 12]]
+BEFORE = {"mean": 0.0, "low": 0.0, "high": 0.029, "n": 128}
+
+
+async def judged_with(
+    settings: dict[str, Any], fault: Fault, summary: dict[str, Any] | None = None, *, status: str = "succeeded"
+) -> Verdict:
+    """The verdict on a run of GRPO with these settings."""
+    run = Recorded()
+    algorithm = "agentlightning.algorithm.grpo.grpo.GRPO"
+    config = {"algorithm": algorithm, "settings": {"algorithm": {"steps": 40, **settings}}}
+    await run.store.start_run("GRPO", run_id=run.run_id, config=config)
+    await recorded(fault, run)
+    return await verdict_of_run(run.store, await run.end(summary, status))
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings", "advice"),
+    [
+        ("answers are cut off", {"sampling": {"skip_truncated": False}}, None),
+        ("answers are cut off", {"sampling": {"skip_truncated": True}}, "skip_truncated=False"),
+        ("seed fixed by the agent", {"temperature": 0.0}, "Set temperature above 0 (0 now)."),
+        ("seed fixed by the agent", {"temperature": 1.0}, "Do not cache answers in the agent or its client."),
+        ("collapsed on the way", {"learning": {"entropy_coefficient": 0.01}}, "raise entropy_coefficient (0.01 now)"),
+        ("collapsed on the way", {"checkpoints": None}, "keep checkpoints (checkpoints='folder') to go back to"),
+        ("collapsed on the way", {"checkpoints": "here"}, "go back to an earlier checkpoint"),
+        ("one step goes too far", {"learning": {"kl_coefficient": 0.1}}, "raise kl_coefficient (0.1 now)"),
+        ("one step goes too far", {}, "or set kl_coefficient."),
+        ("attempts run out of time", {"rollout_timeout": 0.5}, "raise rollout_timeout (0.5 now)"),
+        ("groups too small", {"sampling": {"min_group_size": 6}, "group_size": 4}, "SampleSettings is 6."),
+        ("sequences too long", {"sampling": {"max_tokens": 64}}, "raise max_tokens (64 now)"),
+        ("samples too old", {"max_staleness": 4, "sampling": {"max_staleness": 1}}, "max_staleness (1 now)"),
+        ("answers grow", {"sentinel": {"stop": True}}, "to go back to."),
+        ("too few steps", {"steps": 2}, "raise steps (2 now)"),
+    ],
+)
+async def test_advice_knows_the_settings_of_the_run(fault: str, settings: dict[str, Any], advice: str | None) -> None:
+    found = await judged_with(settings, FAULTS[fault])
+    named = [one.advice for one in found.findings if one.name == FAULTS[fault].name]
+    assert (named == []) if advice is None else advice in named[0], found
+
+
+@pytest.mark.parametrize(("rate", "advice"), [(0.0, "Set a learning_rate above 0"), (1e-5, "(1e-05 now)")])
+async def test_a_rate_that_is_zero_is_not_to_be_multiplied(rate: float, advice: str) -> None:
+    points = [{**one, "learner/learning_rate": rate} for one in TOO_LOW]
+    found = await judged(Fault("", points=points))
+    assert (found.findings[0].name, advice in found.findings[0].advice) == ("learning_rate_too_low", True)
+
+
+@pytest.mark.parametrize("kl_to_old", [0.0, 2.5])
+async def test_a_distance_to_what_sampled_is_not_the_change_of_a_step(kl_to_old: float) -> None:
+    """It is 0 before the only optimiser step, and that of several updates where rollouts are ahead."""
+    points = [{**one, "learner/kl_to_old": kl_to_old, "learner/kl": kl_to_old} for one in curve(reward=RISING)]
+    found = await judged(Fault("", points=points))
+    assert (found.outcome, found.findings) == ("gained", ())
+
+
+@pytest.mark.parametrize("kind", ["grpo", "apo"])
+async def test_the_error_of_a_run_comes_first(kind: str) -> None:
+    run = Recorded()
+    await run.store.start_run(kind, run_id=run.run_id, config={"algorithm": kind})
+    error = "EngineError: vLLM has ended. Its last lines:\nout of memory\n\nTraceback ..."
+
+    found = await verdict_of_run(run.store, await run.end({"error": error}, "failed"))
+
+    assert found.sentence == "The run failed: EngineError: vLLM has ended. Its last lines: out of memory."
+    assert found.findings == ()
+
+
+async def test_a_run_that_failed_late_says_what_it_had_gained() -> None:
+    found = await judged_with({}, Fault("", points=FAST), {"error": "EngineError: gone"}, status="failed")
+    assert (found.outcome, found.sentence[:55]) == ("gained", "The run failed: EngineError: gone. Until then: Gained +")
+
+
+@pytest.mark.parametrize(
+    ("settings", "summary", "said"),
+    [
+        ({}, {}, "(40 training steps, the last 13 against the first 4)."),
+        (
+            {"validation_temperature": 0.0},
+            {"validation_before": BEFORE},
+            "baseline 0.000 on 128 tasks, validated greedily; not",
+        ),
+    ],
+    ids=["without validation", "stopped"],
+)
+async def test_a_fast_learner_that_was_stopped_has_gained(settings: Any, summary: Any, said: str) -> None:
+    found = await judged_with(settings, Fault("", points=FAST), summary, status="stopped")
+    assert (found.outcome, said in found.sentence) == ("gained", True), found.sentence
+
+
+@pytest.mark.parametrize("rewards", [[0.5, 0.45, 0.55, 0.5, 0.48] * 4, [0.9, 0.95, 0.9, 0.2, 0.1, 0.1, 0.1, 0.1]])
+async def test_a_curve_that_does_not_rise_has_not_gained(rewards: list[float]) -> None:
+    assert (await judged(Fault("", points=curve(reward=rewards)))).outcome in ("no gain", "lost")
+
+
+async def test_a_late_collapse_is_found_although_the_run_gained() -> None:
+    found = await judged_with(
+        {}, Fault("", points=COLLAPSES), {"gain": {"mean": 0.1, "low": 0.01, "high": 0.2, "n": 9}}
+    )
+    assert (found.outcome, [one.name for one in found.findings]) == ("gained", ["collapsed"])
+    assert "in 140 of 160 groups of the last 10 steps" in found.sentence
+
+
+@pytest.mark.parametrize(("first", "right"), [(1.0, 15.0), (14.0, 8.0)], ids=["solved", "from the beginning"])
+async def test_one_answer_is_no_collapse_where_it_is_right_or_was_there_before(first: float, right: float) -> None:
+    figures = [(first, 1.0)] * 10 + [(15.0, right)] * 30
+    points = [
+        learned(**{"groups/all": 16.0, "groups/one_answer": one, "groups/all_right": solved}) for one, solved in figures
+    ]
+    assert "collapsed" not in [one.name for one in (await judged(Fault("", points=points))).findings]
+
+
+async def test_a_sample_of_the_rollouts_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.verdict.evidence.NEWEST_ROLLOUTS", 8)
+    assert "of 2 groups (a sample: the newest 8 rollouts) all" in (await judged(FAULTS["all wrong"])).sentence
+
+
+async def test_counts_of_all_groups_are_said_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.verdict.evidence.NEWEST_ROLLOUTS", 8)
+    points = [learned(**{"groups/all": 16.0, "groups/same": 15.0})] * 4
+    found = await judged(Fault("", groups=[[0.0] * 4] * 4, points=points))
+    assert "In 60 of 64 groups all rewards are the same" in found.sentence
+
+
+async def test_two_steps_are_too_short_to_say() -> None:
+    found = await judged(FAULTS["too few steps"])
+    assert (found.outcome, found.sentence[:37]) == ("unknown", "Too short to say what was gained: Onl")
+
+
+async def test_two_rollouts_that_failed_are_named_with_their_error() -> None:
+    found = await judged(Fault("", groups=[[None] * 2], options={"status": "failed", "error": "KeyError: 'q'"}))
+    assert found.sentence == "2 of 2 rollouts failed, most often with: KeyError: 'q'"
+
+
+async def test_of_two_policies_the_one_with_the_fault_is_named() -> None:
+    points = [
+        {
+            f"{name}/{key}": value
+            for name, kl in (("planner", 1e-9), ("solver", 0.01))
+            for key, value in learned(kl=kl).items()
+        }
+        for _ in range(8)
+    ]
+    found = await judged(Fault("", points=points))
+    assert [one.sentence[:55] for one in found.findings] == ["Policy 'planner': In 8 steps the model did not change ("]
+
+
+CHALLENGE = {"candidate": "v2", "gain": {"mean": 0.05, "low": -0.1, "high": 0.2, "n": 20}, "tasks_needed": 180}
+SEED = {"prompts": {"p": "a"}, "seed": {"p": "a"}, "best_version": "v0", "candidates": []}
+REJECTED = [{"fate": "seed", "reason": None}, {"fate": "rejected", "reason": "it lacks {question}"}]
+
+
+@pytest.mark.parametrize(
+    ("summary", "outcome", "said"),
+    [
+        (
+            {"prompts": {"p": "b"}, "best_version": "v3", "gain": {"mean": 0.4, "low": 0.1, "high": 0.6, "n": 30}},
+            "gained",
+            "Gained +0.400 [+0.100, +0.600] (30 validation tasks): the best prompt is v3.",
+        ),
+        ({"prompts": {"p": "b"}, "best_version": "v3"}, "unknown", "By its mean alone the best prompt is v3"),
+        (
+            {"challenges": [CHALLENGE]},
+            "no gain",
+            "v2, the best candidate, has +0.050 [-0.100, +0.200] (20 validation tasks). About 180 validation tasks",
+        ),
+        ({"candidates": REJECTED}, "no gain", "1 were rejected, the first because it lacks {question}."),
+        ({"stopped": "the budget allows no more"}, "no gain", "Ended early: the budget allows no more."),
+    ],
+    ids=["gained", "by the mean", "kept the seed", "rejected", "budget"],
+)
+async def test_an_optimisation_of_prompts_says_how_the_best_candidate_did(
+    summary: Any, outcome: str, said: str
+) -> None:
+    run = await Recorded().begin()
+    await run.group([0.0, 1.0, 0.0, 1.0], ids=False)  # whose tokens nobody wants
+    own = await run.store.start_run("apo", metadata={"trainer_run_id": run.run_id})
+    own = await run.store.finish_run(own.run_id, "succeeded", summary={**SEED, **summary})
+
+    both = [await verdict_of_run(run.store, one) for one in (own, await run.end())]
+
+    assert both[0].sentence == both[1].sentence
+    assert (both[0].outcome, said in both[0].sentence, both[0].findings) == (outcome, True, ()), both[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("losses", "outcome", "said"),
+    [
+        (
+            [2.3, 1.5, 1.2],
+            "unknown",
+            "The loss on held-out rollouts fell from 2.300 to 1.200 nats a token; rewards were not validated.",
+        ),
+        ([2.3, 2.4, 2.6], "no gain", "Nothing was gained: the loss on held-out rollouts did not fall below 2.300"),
+        ([2.3, 2.30001, 2.30002], "no gain", "In 3 epochs the loss did not change (2.3000 nats a token)"),
+        ([1.3, 4.5, 7.0], "no gain", "The loss on held-out rollouts rose from 1.30 to 7.00"),
+    ],
+)
+async def test_fine_tuning_says_what_its_losses_say(losses: list[float], outcome: str, said: str) -> None:
+    run = Recorded()
+    await run.store.start_run("SFT", run_id=run.run_id, config={"algorithm": "agentlightning.algorithm.sft.sft.SFT"})
+    await run.metrics(*({"sft/held_out_loss": loss, "sft/loss": loss} for loss in losses))
+
+    found = await verdict_of_run(run.store, await run.end())
+
+    assert (found.outcome, said in found.sentence) == (outcome, True), found.sentence
+
+
+async def test_a_trial_says_the_reward_and_no_more() -> None:
+    run = Recorded()
+    config = {"algorithm": "agentlightning.cli.evaluate.EvaluationRun"}
+    await run.store.start_run("eval", run_id=run.run_id, config=config)
+    await run.group([1.0, 0.0, 1.0, 1.0] * 5, mode="val", ids=False, finish="length")
+
+    found = await verdict_of_run(run.store, await run.end())
+
+    assert (found.sentence, found.findings) == ("The reward is 0.750 [0.531, 0.888] (n=20).", ())
+
+
+async def test_a_run_that_goes_on_says_so() -> None:
+    run = await recorded(HEALTHY)
+    (found,) = await run.store.query_runs()
+    assert (await verdict_of_run(run.store, found)).sentence.startswith("Still running. Gained")
 
 
 def test_the_page_on_agents_that_do_not_learn_names_every_outcome_and_finding() -> None:

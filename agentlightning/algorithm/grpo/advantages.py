@@ -92,6 +92,17 @@ def are_same(low: float, high: float) -> bool:
     return high - low <= SAME * max(abs(low), abs(high))
 
 
+def rewards_of_turns(rewards: Sequence[float | None], whole: float, *, is_failed: bool) -> list[float]:
+    """The reward of each turn of a rollout, whose own reward `whole` is the last turn's if no turn has any.
+
+    A rollout that failed has no other reward than `whole`.
+    """
+    of_turns = [reward or 0.0 for reward in rewards]
+    if of_turns and (is_failed or all(reward is None for reward in rewards)):
+        of_turns[-1] = whole
+    return of_turns
+
+
 def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
     """What follows from each turn on: its reward, and those of later turns, discounted once for each turn between."""
     found: list[float] = []

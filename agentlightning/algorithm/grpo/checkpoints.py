@@ -21,6 +21,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -130,9 +131,26 @@ class Checkpoints:
             if is_best:
                 self._point(_BEST, target.name)
             self._remove_old(target.name)
-        except OSError as error:
-            raise TrainingError(f"The checkpoint of step {step} cannot be written to '{target}': {error}") from error
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch has no kind of its own for a disk
+            if isinstance(error, TrainingError):
+                raise
+            free = f"{_free_bytes(self.folder)} bytes are free there"
+            raise TrainingError(
+                f"The checkpoint of step {step} cannot be written to '{target}' ({free}): {error}"
+            ) from error
         return target
+
+    def set_aside(self) -> None:
+        """Move what an earlier run left to a folder `earlier-1`, or the next number, beside this one.
+
+        Checkpoints of several models that lie beside each other are together there too, and can be resumed from.
+        """
+        if self._names():
+            places = (self.folder.parent / f"earlier-{number}" / self.folder.name for number in count(1))
+            target = next(place for place in places if not place.exists())
+            target.parent.mkdir(exist_ok=True)
+            self.folder.rename(target)
+            logger.warning("This run began anew: the checkpoints of the one before are in '%s' now.", target.parent)
 
     def latest(self) -> Checkpoint | None:
         """The newest one that is whole; None if there is none.
@@ -200,6 +218,10 @@ class Checkpoints:
             path = self.folder / entry
             if path.is_dir() and (is_old or entry.startswith(_UNFINISHED)):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
 def _order(name: str) -> tuple[int, int]:

@@ -30,10 +30,16 @@ from agentlightning.algorithm.batches import (
     rewards_of_tasks,
     score_of,
 )
-from agentlightning.algorithm.comparison import gain_summary
+from agentlightning.algorithm.comparison import measured_summary
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import digest_of
-from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of, reward_means, weighted_rewards
+from agentlightning.algorithm.grpo.outcomes import (
+    check_token_ids,
+    outcomes_of,
+    reward_means,
+    weighted_rewards,
+    with_returns,
+)
 from agentlightning.algorithm.grpo.policy import (
     Policy,
     ServedPolicies,
@@ -41,10 +47,10 @@ from agentlightning.algorithm.grpo.policy import (
     training_sampling,
     undisturbed,
 )
-from agentlightning.algorithm.grpo.progress import Curriculum, TrainingProgress, close_runs, continue_curve
+from agentlightning.algorithm.grpo.progress import Curriculum, TrainingProgress, close_runs, continue_curve, folders_of
 from agentlightning.algorithm.grpo.samples import Batch, batch_of
-from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings
-from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, validation_summary
+from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings, check_options
+from agentlightning.algorithm.intervals import Estimate, FailedReward
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.base import EngineChoice
@@ -56,6 +62,7 @@ from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.agents import AgentMatcher
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.log_failures import log_failures
+from agentlightning.utils.spelling import suggests_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +86,7 @@ class _Planned:
     """Of its first task in the curriculum."""
 
 
+@suggests_arguments
 class GRPO(Algorithm):
     """Trains one model, or several that work together.
 
@@ -92,7 +100,8 @@ class GRPO(Algorithm):
         max_seconds: Stop after so long.
         temperature: At which answers are sampled for training, whatever agents ask for; their seed, top_p and top_k
             are not heeded there either.
-        validation_temperature: At which they are sampled for validation; 0 takes the likeliest token each time.
+        validation_temperature: At which they are sampled for validation; 0 takes the likeliest token each time. If it
+            is another one than that of training, before and after are measured as in training too.
         validate_every: Steps between validations; 0 validates before and after only.
         validation_tasks: How many tasks of the validation set are used; None takes all.
         validation_failed: What a rollout of validation that failed counts: "worst" is 0, or the smallest reward of the
@@ -110,7 +119,7 @@ class GRPO(Algorithm):
         output: Folder in which the trained model is left at the end, as `agl serve` takes it; for several policies, one
             below it for each. A run that is cut short, by an error or by Ctrl-C, leaves the model that did best in
             validation, if a checkpoint has it, or else that of the last whole step.
-        checkpoints: Folder for checkpoints; None makes none.
+        checkpoints: Folder for checkpoints; None makes none. Those of an earlier run go to `earlier-1` in it.
         save_every: Steps between checkpoints; the best by validation is saved and kept besides.
         resume: Go on from the last checkpoint in the folder, if there is one.
         rollout_timeout: Seconds that one attempt may take.
@@ -124,6 +133,11 @@ class GRPO(Algorithm):
     """The mean reward on the validation set before training."""
     result: Estimate | None = None
     """The same after it."""
+    sampled_baseline: Estimate | None = None
+    """As `baseline`, with answers sampled as for training."""
+    sampled_result: Estimate | None = None
+    """As `result`, with answers sampled as for training."""
+    _left_model: Path | None = None
 
     def __init__(
         self,
@@ -159,18 +173,14 @@ class GRPO(Algorithm):
         self.model, self.device, self.lora, self.max_sequences = model, device, lora, max_sequences
         self.engine, choice = engine, engine_choice(engine)
         self.rollout_timeout = rollout_timeout
-        self.group_size = group_size
-        self.tasks_per_step = tasks_per_step
-        self.steps = steps
-        self.target_reward = target_reward
-        self.max_seconds = max_seconds
-        self.temperature = temperature
-        self.validation_temperature = validation_temperature
+        self.group_size, self.tasks_per_step, self.steps = group_size, tasks_per_step, steps
+        self.target_reward, self.max_seconds = target_reward, max_seconds
+        self.temperature, self.validation_temperature = temperature, validation_temperature
         self.validate_every = validate_every
         self.validation_tasks = validation_tasks
         self.validation_failed: FailedReward = validation_failed
-        learning = learning or LearnerSettings(seed=seed)
-        learning = learning.planned(max(1, steps) * learning.epochs * learning.minibatches)
+        learning = learning or LearnerSettings()
+        learning = learning.planned(max(1, steps) * learning.epochs * learning.minibatches, seed)
         self.learning = learning.for_engine(is_embedded=choice == EmbeddedOptions())
         self.sampling = replace(sampling or SampleSettings.of(learning.preset), temperature=temperature)
         self.dynamic_sampling = learning.preset == "dapo" if dynamic_sampling is None else dynamic_sampling
@@ -180,57 +190,20 @@ class GRPO(Algorithm):
         self.checkpoints = None if checkpoints is None else Path(checkpoints)
         self.save_every = save_every
         self._resume, self.seed, self.sentinel = resume, seed, sentinel
-        self._check(choice)
+        check_options(self, choice)
+        if resume and checkpoints is None:
+            raise ConfigurationError("To resume, name the folder of the checkpoints.")
         options: dict[str, Any] = {"engine": choice, "device": device, "max_sequences": max_sequences, "lora": lora}
         self.policies = [Policy(name, path, self.learning, **options) for name, path in sources_by_name(model).items()]
-        self._check_output()
-        self._begin()
-
-    def _check(self, engine: EngineChoice) -> None:
-        """ConfigurationError for values with which there would be nothing to learn, or no end."""
-        if self.group_size < 2:
-            raise ConfigurationError(
-                f"A group is compared with itself, so group_size must be at least 2, not {self.group_size}."
-            )
-        least_of = {"tasks_per_step": 1, "steps": 1, "save_every": 1, "validation_tasks": 1}
-        least_of |= dict.fromkeys(("max_staleness", "validate_every", "temperature", "validation_temperature"), 0)
-        for name, least in least_of.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigurationError(f"{name} is {value}; it must be at least {least}.")
-        check_failed_reward("validation_failed", self.validation_failed)
-        if self.sampling.credit == "turn" and self.learning.level == "sequence":
-            raise ConfigurationError("credit='turn' needs level='token': a ratio of a sequence knows no turns.")
-        if self._resume and self.checkpoints is None:
-            raise ConfigurationError("To resume, name the folder of the checkpoints.")
-        if self.max_staleness and getattr(engine, "sleep", False):
-            raise ConfigurationError(
-                f"max_staleness is {self.max_staleness}, so rollouts are under way while the model learns, and an "
-                "engine that sleeps meanwhile would answer none; set sleep=False or max_staleness=0."
-            )
-        address = getattr(engine, "address", None)
-        if address is not None and self.lora is None and not isinstance(self.model, str) and len(self.model) > 1:
-            raise ConfigurationError(
-                f"The vLLM at '{address}' holds the weights of one model, and {len(self.model)} are to be trained; set "
-                "engine='vllm', which starts one for each, or train adapters with lora=LoraOptions()."
-            )
-
-    def _check_output(self) -> None:
-        """ConfigurationError for folders that a model must not replace; at the end of a run that would be too late."""
-        output, checkpoints = self.output, self.checkpoints
-        if output is not None and checkpoints is not None and checkpoints.resolve().is_relative_to(output.resolve()):
-            raise ConfigurationError(
-                f"output '{output}' is replaced at the end, and the checkpoints '{checkpoints}' are in it; "
-                "name another folder."
-            )
-        for folder in self._output_folders():
+        for folder in folders_of(self.output, self.policies):
             check_replaceable(folder)
+        self._begin()
 
     def _begin(self) -> None:
         """Nothing of an earlier run is left."""
-        self.baseline = self.result = None
-        self._validated: list[float | None] = []
-        """The rewards of the latest validation, by task."""
+        self.baseline = self.result = self.sampled_baseline = self.sampled_result = self._left_model = None
+        self._validated: dict[str, list[float | None]] = {}
+        """The rewards by task of the latest validation, by the mode of its resources."""
         if self.sentinel is not None:
             self.sentinel.begin()
         self.examples: list[list[FinishedRollout]] = []
@@ -278,17 +251,16 @@ class GRPO(Algorithm):
                 await close_runs(self.get_store(), {resumed}, successor=own)
                 await continue_curve(self.get_store(), resumed, self.progress.step, successor=own)
             await served.publish_first(is_restored=is_restored)
-            self.baseline = self.progress.baseline
-            if val_dataset is not None and self.baseline is None:
-                self.baseline = self.progress.baseline = await self.validate(val_dataset)
-                self.progress.baseline_rewards = self._validated
+            if val_dataset is not None and self.progress.baseline is None:
+                await self._measure_baseline(val_dataset)
+            self.baseline, self.sampled_baseline = self.progress.baseline, self.progress.sampled_baseline
             try:
                 await self._make_steps(curriculum, val_dataset)
+                await self._save(curriculum)
+                await self._export()
             except BaseException:
                 await undisturbed(self._keep_best(curriculum))
                 raise
-            await self._save(curriculum)
-            await self._export()
 
     @asynccontextmanager
     async def dev_resources(self) -> AsyncIterator[NamedResources]:
@@ -311,6 +283,8 @@ class GRPO(Algorithm):
         await self._withdraw()
         if val_dataset is not None and progress.validated_step != progress.step:
             await self._validate_now(val_dataset)
+        if val_dataset is not None and progress.sampled_baseline is not None:
+            self.sampled_result = await self.validate(val_dataset, as_training=True)
 
     def _is_over(self, seconds: float) -> bool:
         if self.max_seconds is not None and seconds > self.max_seconds:
@@ -340,20 +314,21 @@ class GRPO(Algorithm):
         is_trained = any(policy.version > 0 for policy in self.policies)
         if is_trained and await asyncio.to_thread(self.progress.restore_best, self.policies):
             await self._export()
-        else:
-            logger.warning("No model is left in '%s', because there is no whole step that trained one.", self.output)
+            return
+        logger.warning("No model is written to '%s', because %s.", self.output, self.progress.why_no_model())
 
     async def _export(self) -> None:
-        """Leave every policy's model in `output`, whole or not at all."""
-        for policy, folder in zip(self.policies, self._output_folders(), strict=False):
+        """Leave every policy's model in `output`, whole or not at all; an earlier one stays if nothing was learned."""
+        for policy, folder in zip(self.policies, folders_of(self.output, self.policies), strict=False):
+            if policy.version == 0 and folder.is_dir() and any(folder.iterdir()):
+                logger.warning("The earlier model stays in '%s', because this run has learned nothing.", folder)
+                continue
             await undisturbed(asyncio.to_thread(policy.export, folder))
+            self._left_model = self.output
             logger.info("The model '%s' after %d updates is in '%s'.", policy.name, policy.version, folder)
 
-    def _output_folders(self) -> list[Path]:
-        """One for each policy; none where no model is to be left."""
-        if self.output is None:
-            return []
-        return [self.output if len(self.policies) == 1 else self.output / policy.name for policy in self.policies]
+    def resume_hint(self) -> str:
+        return self.progress.resume_hint(self._left_model if len(self.policies) == 1 else None)
 
     async def _save(self, curriculum: Curriculum) -> None:
         place = self._ahead[0].place if self._ahead else curriculum.state()
@@ -442,6 +417,8 @@ class GRPO(Algorithm):
                 await asyncio.wait([work], timeout=WATCH_SECONDS)
                 for policy in self.policies:
                     await asyncio.to_thread(policy.check)
+            if self.sampling.credit == "turn":
+                return await with_returns(work.result(), self._adapter_of_calls, self.sampling.discount)
             weights = self.sampling.reward_weights
             return work.result() if weights is None else weighted_rewards(work.result(), weights)
         finally:
@@ -469,30 +446,53 @@ class GRPO(Algorithm):
             outcomes,
             self.sampling,
             current_version=policy.version,
-            end_ids=policy.model.end_ids,
+            model=policy.model,
             replaced_groups=replaced_groups,
             seen_rewards=self.progress.seen_rewards,
         )
 
-    async def validate(self, dataset: Dataset[Any]) -> Estimate:
-        """The mean reward on a data set, with an interval; TrainingError if all rollouts failed."""
+    async def validate(self, dataset: Dataset[Any], *, as_training: bool = False) -> Estimate:
+        """The mean reward on a data set, with an interval; TrainingError if all rollouts failed.
+
+        Args:
+            as_training: Sample answers as for training, not as for validation.
+        """
         assert self._batches is not None
         size = min(len(dataset), self.validation_tasks or len(dataset))
         tasks = [dataset[number] for number in range(size)]
-        sent = await self._batches.send(tasks, mode="val", resources_id=self._resources["val"])
+        mode, prefix = ("train", "validation/sampled_") if as_training else ("val", "validation/")
+        after = {"step": self.progress.step - 1}  # steps count from 0, so those before the first have -1
+        sent = await self._batches.send(tasks, mode="val", resources_id=self._resources[mode], metadata=after)
         finished = await self._finished(sent)
-        self.examples.append(finished[:MOST_EXAMPLES])
+        if not as_training:
+            self.examples.append(finished[:MOST_EXAMPLES])
         self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])
         score = score_of(finished, self.validation_failed)
-        self._validated = rewards_of_tasks(finished, self.validation_failed)
-        await report_metrics(self, self.progress.step, score.metrics())
+        self._validated[mode] = rewards_of_tasks(finished, self.validation_failed)
+        await report_metrics(self, self.progress.step, score.metrics(prefix))
         return score.reward
 
+    async def _measure_baseline(self, dataset: Dataset[Any]) -> None:
+        """Validate the model before training: as every validation does, and as training samples if that differs."""
+        progress = self.progress
+        progress.baseline = await self.validate(dataset)
+        progress.baseline_rewards = self._validated["val"]
+        if self.validation_temperature != self.temperature:
+            progress.sampled_baseline = await self.validate(dataset, as_training=True)
+            progress.sampled_baseline_rewards = self._validated["train"]
+
     def run_summary(self) -> dict[str, Any]:
-        before = self.progress.baseline_rewards
-        gain = {} if before is None or self.result is None else gain_summary(before, self._validated)
-        raised = [] if self.sentinel is None else [asdict(alarm) for alarm in self.sentinel.alarms]
-        return {**validation_summary(self.baseline, self.result), **gain, **({"alarms": raised} if raised else {})}
+        progress, validated = self.progress, self._validated
+        alpha = 0.05 if self.sampled_result is None else 0.025  # of each, so that both are true in 95 of 100 trainings
+        own = (self.baseline, self.result, progress.baseline_rewards, validated.get("val"))
+        others = (self.sampled_baseline, self.sampled_result, progress.sampled_baseline_rewards, validated.get("train"))
+        sampled = {f"{name}_sampled": one for name, one in measured_summary(*others, alpha).items()}
+        summary = {**measured_summary(*own, alpha), **sampled}
+        if self.sampling.credit == "turn":
+            summary["reward_kind"] = f"return of the turns of a rollout, discount {self.sampling.discount:g}"
+        if self.sentinel is not None and self.sentinel.alarms:
+            summary["alarms"] = [asdict(alarm) for alarm in self.sentinel.alarms]
+        return summary
 
     async def _validate_now(self, dataset: Dataset[Any]) -> None:
         self.result = await self.validate(dataset)

@@ -19,7 +19,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.memory import remedies
-from agentlightning.algorithm.grpo.objective import ChosenTokens, Loss, policy_loss, sequence_coefficients
+from agentlightning.algorithm.grpo.objective import (
+    ChosenTokens,
+    Loss,
+    divergence,
+    policy_loss,
+    sequence_coefficients,
+)
 from agentlightning.algorithm.grpo.optimiser import AdamW
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
@@ -32,6 +38,10 @@ from agentlightning.errors import ConfigurationError, TrainingError
 TINY_LEARNING_RATE: Final = 5e-4
 ADAPTERS_LEARNING_RATE: Final = 1e-5
 WEIGHTS_LEARNING_RATE: Final = 1e-6
+MEASURED_SHARE: Final = 8
+"""What part of the rows of an update shows by how much it changed the model: two passes more, without gradients."""
+MEASURED_UPDATES: Final = 5
+"""So many updates are measured at the beginning, and every one of so many after that."""
 
 
 class Learner:
@@ -80,7 +90,7 @@ class Learner:
         if isinstance(model, HfModel):
             self._save_memory(model)
         self._threads = self.settings.threads or (1 if is_small(model) else None)
-        self._order = random.Random(self.settings.seed)
+        self._order = random.Random(self.settings.seed or 0)
         self._reference: dict[str, Tensor] | None = None
         if self.settings.kl_coefficient > 0:
             self._reference = {name: weight.detach().clone() for name, weight in self._weights.items()}
@@ -116,13 +126,17 @@ class Learner:
         if sampled is not None:
             sampled = replace(sampled, weight=sampled.weight / parts, tokens=sampled.tokens / parts)
         figures = Figures()
+        is_measured = self.version < MEASURED_UPDATES or self.version % MEASURED_UPDATES == 0
+        sample = rows[: -(-len(rows) // MEASURED_SHARE)] if is_measured and self.settings.objective == "policy" else []
         with _threads(self._threads):
             try:
                 self._look_back(rows)
+                before = [logprobs for _, logprobs in self.evaluated(sample)]
                 self.model.train_mode(enabled=True, dropout=self.settings.objective == "likelihood")
                 for _ in range(self.settings.epochs):
                     for minibatch in self._minibatches(rows, parts):
                         self._step(minibatch, sampled, figures)
+                after = [logprobs for _, logprobs in self.evaluated(sample)]
             except torch.OutOfMemoryError as error:
                 traceback.clear_frames(error.__traceback__)  # which hold what was computed so far
                 raise TrainingError(self._shortage()) from error
@@ -131,6 +145,8 @@ class Learner:
                 self.model.train_mode(enabled=False)
         self.version += 1
         metrics = self._combined(figures).metrics()
+        if sample:
+            metrics["learner/update_kl"] = float(divergence(torch.cat(after) - torch.cat(before)).mean())
         metrics["learner/samples"] = len(rows)
         metrics["learner/recomputed"] = sum(row.engine_logprobs is None for row in rows)
         metrics["learner/learning_rate"] = self._learning_rate(self.steps - 1)
@@ -248,7 +264,7 @@ class Learner:
         model = self.model
         if self.settings.precision != "bf16" or not isinstance(model, HfModel) or model.has_adapters:
             return nullcontext()
-        return model.rounded(torch.bfloat16, f"{self.settings.seed}/{self.version}")
+        return model.rounded(torch.bfloat16, f"{self.settings.seed or 0}/{self.version}")
 
     def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
         for pack in packs(rows, self.settings.max_batch_tokens, self.model.device, end_to_end=self.is_packed):

@@ -22,6 +22,7 @@ from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.token_logprobs import CHUNK_BYTES
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.announcements import announce
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def check_memory(
         is_checkpointed = settings.gradient_checkpointing is not False
         ways = remedies(settings, has_adapters=lora is not None, is_checkpointed=is_checkpointed)
         raise ConfigurationError(f"{summary}. Give {ways}, or a larger GPU.")
-    logger.info("%s.", summary)
+    announce(logger, f"{summary}.")
 
 
 def _adapter_sizes(network: Any, lora: LoraOptions) -> list[int]:

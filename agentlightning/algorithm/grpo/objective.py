@@ -31,7 +31,7 @@ from agentlightning.algorithm.grpo.settings import Aggregate, KlEstimator, Learn
 MAX_LOG_RATIO: Final = 20.0
 """Logarithms of ratios beyond this are cut before they are raised, so that no ratio is infinite."""
 MOST_MEASURED_RISE: Final = 1.0
-"""Log ratios above this count as this in `kl_to_old`: the exponential of one can outweigh thousands of tokens."""
+"""Log ratios above this count as this in a `divergence`: the exponential of one can outweigh thousands of tokens."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,12 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
     assert_never(estimator)
 
 
+def divergence(log_ratios: Tensor) -> Tensor:
+    """How far a model is from the one that chose the tokens, token by token; their mean is in nats a token."""
+    rises = log_ratios.clamp(max=MOST_MEASURED_RISE)
+    return kl_estimate(torch.zeros_like(rises), rises, "k3")
+
+
 def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
     """The loss of some sequences of a minibatch; the losses of all of them add up to that of the minibatch."""
     sums, maxima = dict[str, Tensor](), dict[str, Tensor]()
@@ -113,8 +119,7 @@ def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
         losses = -tokens.advantages * tokens.logprobs
     else:
         log_ratios = tokens.logprobs - tokens.old_logprobs
-        rises = log_ratios.detach().clamp(max=MOST_MEASURED_RISE)
-        sums["kl_to_old"] = kl_estimate(torch.zeros_like(rises), rises, "k3")
+        sums["kl_to_old"] = divergence(log_ratios.detach())
         if settings.level == "sequence":
             log_ratios = _means(log_ratios, tokens)
         ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()

@@ -1,6 +1,8 @@
 """What finished rollouts give to learn from: trajectories of the calls of one model, or why there are none."""
 
 import asyncio
+import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,19 +11,19 @@ from statistics import fmean
 from typing import Final
 
 from agentlightning.adapter import TraceToTrajectory
-from agentlightning.adapter.calls import response_id_of
+from agentlightning.adapter.calls import requests_other_model, response_id_of
 from agentlightning.adapter.trajectory import DropReason, Trajectory
 from agentlightning.algorithm.batches import FinishedRollout
-from agentlightning.algorithm.grpo.samples import RolloutOutcome
+from agentlightning.algorithm.grpo.samples import RolloutOutcome, first_return
+from agentlightning.algorithm.intervals import is_finite
 from agentlightning.errors import TrainingError
 from agentlightning.llm_proxy.call_record import CALL_SPAN, RAW_SPAN
 from agentlightning.types import Span
 from agentlightning.types.rewards import named_rewards_of
 
-_READ_AT_ONCE: Final = 8
-_REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
-"""Names of the model that a call requested: the proxy's first, for a backend may know the model by another name."""
+logger = logging.getLogger(__name__)
 
+_READ_AT_ONCE: Final = 8
 _WITHOUT_IDS: Final = (
     *(DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS),
     *(DropReason.UNREADABLE_IDS, DropReason.EXCLUDED),
@@ -43,18 +45,19 @@ async def outcomes_of(
         model: Of a trace with calls of several models, the one to look at.
         with_failed: Read the traces of rollouts that failed too.
     """
+    adapter = replace(adapter, model=model)
     outcomes: list[RolloutOutcome] = []
     for number, one in enumerate(finished):
         if number % _READ_AT_ONCE == 0:
             await asyncio.sleep(0)  # others use this loop too
-        spans = one.spans if model is None else spans_of_model(one.spans, model)
         trajectory: Trajectory | None = None
-        error = one.error
-        if spans and (one.has_succeeded or with_failed):
+        unreadable: str | None = None
+        if one.spans and (one.has_succeeded or with_failed):
             try:
-                trajectory = adapter.adapt(spans)
-            except ValueError as unreadable:
-                error = str(unreadable)
+                trajectory = adapter.adapt(one.spans)
+            except Exception as error:  # what an agent wrote is its own affair, and never ends the run of all
+                logger.exception("The spans of rollout '%s' cannot be read.", one.rollout.rollout_id)
+                unreadable = f"{type(error).__name__}: {error}"
         outcomes.append(
             RolloutOutcome(
                 rollout_id=one.rollout.rollout_id,
@@ -62,10 +65,22 @@ async def outcomes_of(
                 status=one.rollout.status,
                 reward=one.reward,
                 trajectory=trajectory,
-                error=error,
+                error=one.error,
+                unreadable=unreadable,
             )
         )
     return outcomes
+
+
+async def with_returns(
+    finished: Sequence[FinishedRollout], adapter: TraceToTrajectory, discount: float
+) -> list[FinishedRollout]:
+    """The rollouts with the return of their first turn, which is what they count where turns are judged."""
+    outcomes = await outcomes_of(finished, adapter)
+    return [
+        replace(one, turn_return=first_return(outcome, discount))
+        for one, outcome in zip(finished, outcomes, strict=True)
+    ]
 
 
 def weighted_rewards(finished: Sequence[FinishedRollout], weights: Mapping[str, float]) -> list[FinishedRollout]:
@@ -82,16 +97,21 @@ def weighted_rewards(finished: Sequence[FinishedRollout], weights: Mapping[str, 
             f"{', '.join(map(repr, sorted(known)))}."
         )
     return [
-        replace(one, reward=fsum(weights[name] * rewards[name] for name in own) if own else None)
+        replace(one, reward=_total([weights[name] * rewards[name] for name in own]) if own else None)
         for one, rewards in zip(finished, named, strict=True)
         for own in [weights.keys() & rewards.keys()]
     ]
 
 
+def _total(values: Sequence[float]) -> float:
+    """The sum, which is NaN where one of the values is not finite."""
+    return fsum(values) if all(map(is_finite, values)) else math.nan
+
+
 def reward_means(finished: Sequence[FinishedRollout], names: Iterable[str]) -> dict[str, float]:
-    """The mean of each named reward, over the rollouts that emitted it."""
+    """The mean of each named reward, over the rollouts that emitted it as a finite number."""
     named = [named_rewards_of(one.spans) for one in finished]
-    values = {name: [rewards[name] for rewards in named if name in rewards] for name in names}
+    values = {name: [rewards[name] for rewards in named if is_finite(rewards.get(name, math.nan))] for name in names}
     return {f"reward/{name}": fmean(found) for name, found in values.items() if found}
 
 
@@ -125,12 +145,11 @@ def _source_of(span: Span) -> str:
 
 
 def spans_of_model(spans: Iterable[Span], model: str) -> list[Span]:
-    """A trace without the calls of other models."""
+    """A trace without the calls of other models, for adapters that have no `model`."""
     kept: list[Span] = []
     left_out: set[str] = set()
     for span in sorted(spans, key=lambda span: span.name == RAW_SPAN):  # those after the calls they belong to
-        requested = next((span.attributes[name] for name in _REQUESTED_MODEL if name in span.attributes), None)
-        if (requested is not None and requested != model) or (span.name == RAW_SPAN and span.parent_id in left_out):
+        if requests_other_model(span.attributes, model) or (span.name == RAW_SPAN and span.parent_id in left_out):
             left_out.add(span.span_id)
         else:
             kept.append(span)

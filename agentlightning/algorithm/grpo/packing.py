@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import Self
 
 from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.skipped import flaw_of
 from agentlightning.engine.model import CausalModel
 from agentlightning.errors import TrainingError
 
@@ -141,16 +142,14 @@ def _check(sample: Sample, model: CausalModel) -> None:
             f"{name} has {length} tokens, {len(sample.loss_mask)} entries of the loss mask and "
             f"{len(sample.logprobs)} log-probabilities; there must be one of each, and an advantage, for every token."
         )
-    if length > model.max_length:
-        raise TrainingError(f"{name} has {length} tokens; model '{model.name}' takes {model.max_length} at most.")
+    flaw = flaw_of(sample.token_ids, sample.logprobs, model)
+    if flaw is not None:
+        raise TrainingError(f"{name} {flaw}.")
     if not any(sample.loss_mask):
         raise TrainingError(f"{name} has no token that the model chose, so there is nothing to learn from it.")
     if sample.loss_mask[0]:
         raise TrainingError(f"{name} begins with a token that the model chose, before which it was given nothing.")
-    if not 0 <= min(sample.token_ids) <= max(sample.token_ids) < model.vocab_size:
-        raise TrainingError(f"{name} has tokens outside the {model.vocab_size} that model '{model.name}' knows.")
-    logprobs = (logprob for logprob in sample.logprobs if logprob is not None)
-    if not all(map(math.isfinite, (*(turns or [sample.advantage]), sample.weight, sample.temperature, *logprobs))):
-        raise TrainingError(f"{name} has an advantage, weight, temperature or log-probability that is not finite.")
+    if not all(map(math.isfinite, (*(turns or [sample.advantage]), sample.weight, sample.temperature))):
+        raise TrainingError(f"{name} has an advantage, weight or temperature that is not finite.")
     if sample.weight <= 0 or sample.temperature < 0:
         raise TrainingError(f"{name} has a weight that is not above 0, or a temperature below 0.")

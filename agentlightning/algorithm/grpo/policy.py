@@ -21,6 +21,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.store.base import LightningStore
 from agentlightning.types import NamedResources
+from agentlightning.types.records import CURRENT_RUN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,7 +182,7 @@ class Policy:
         from agentlightning.engine.weights import PublishedWeights
 
         began = time.perf_counter()
-        weights = PublishedWeights(self.model, seed=self.settings.seed, version=self.version)
+        weights = PublishedWeights(self.model, seed=self.settings.seed or 0, version=self.version)
         await asyncio.to_thread(self.engine.publish, self.version, weights)
         return {"seconds/publishing": time.perf_counter() - began}
 
@@ -270,13 +271,22 @@ class ServedPolicies:
             proxy.start()
             stack.push_async_callback(proxy.stop)
 
-    def resources(self, initial: NamedResources | None, temperature: float | None) -> NamedResources:
-        """What agents run with: the models, and whatever the user put beside them; None leaves agents the choice."""
+    def resources(
+        self, initial: NamedResources | None, temperature: float | None, *, is_lasting: bool = False
+    ) -> NamedResources:
+        """What agents run with: the models, and whatever the user put beside them.
+
+        Args:
+            temperature: None leaves it to agents.
+            is_lasting: The models are served beyond the end of the run.
+        """
         resources: NamedResources = dict(initial or {})
         sampling = {} if temperature is None else {"temperature": temperature}
         for policy in self._policies:
             name = MAIN if len(self._policies) == 1 else policy.name
-            resources[name] = self.proxy.as_resource(model=policy.name, sampling_parameters=sampling)
+            served = self.proxy.as_resource(model=policy.name, sampling_parameters=sampling)
+            # Also behind a proxy that outlives the run, the model ends with it.
+            resources[name] = served.model_copy(update={"run_id": None if is_lasting else CURRENT_RUN.get()})
         return resources
 
     async def publish_first(self, *, is_restored: bool) -> None:

@@ -1,4 +1,4 @@
-"""How far a run has come: its place in the data set, its step, its curve, its best result, and its checkpoints."""
+"""How far a run has come: its place in the data set, its step, its curve, its best result, and what is left on disk."""
 
 import logging
 import random
@@ -31,7 +31,8 @@ RECENT_STEPS: Final = 5
 """Over so many steps the mean reward is taken that a target is compared with."""
 MOST_FAILED: Final = 0.1
 """The largest share of failed rollouts that says nothing about the model."""
-_KEPT: Final = ("step", "rewards", "rollouts", "best", "best_step", "baseline_rewards")
+_KEPT: Final = ("step", "rewards", "rollouts", "best", "best_step", "baseline_rewards", "sampled_baseline_rewards")
+_ESTIMATES: Final = ("baseline", "sampled_baseline")
 """What a checkpoint keeps as it is."""
 
 
@@ -111,6 +112,9 @@ class TrainingProgress:
         self.baseline: Estimate | None = None
         self.baseline_rewards: list[float | None] | None = None
         """By task; older checkpoints have none."""
+        self.sampled_baseline: Estimate | None = None
+        """As the baseline, with answers sampled as for training; None where that is the same, or was not measured."""
+        self.sampled_baseline_rewards: list[float | None] | None = None
         self.best: float | None = None
         self.rollouts = 0
         self.is_whole = True
@@ -210,12 +214,14 @@ class TrainingProgress:
             return
         progress = {
             **{name: getattr(self, name) for name in _KEPT},
-            "baseline": None if self.baseline is None else vars(self.baseline),
+            **{name: getattr(self, name) and vars(getattr(self, name)) for name in _ESTIMATES},
             "curriculum": dict(place),
             "run_id": self.run_id,
             "seen_rewards": self.seen_rewards,
         }
         for policy in policies:
+            if not self._saved_step:  # this run begins anew
+                self._checkpoints(policy).set_aside()
             self._checkpoints(policy).save(
                 self.step,
                 model_state=policy.model.state(),
@@ -239,12 +245,31 @@ class TrainingProgress:
         # Older checkpoints have the two rewards by their names, and those before them the means alone.
         older = [saved[name] for name in ("lowest", "highest") if saved.get(name) is not None]
         self.note_rewards(saved.get("seen_rewards") or older or self.rewards)
-        self.baseline = None if saved["baseline"] is None else Estimate(**saved["baseline"])
+        self.baseline, self.sampled_baseline = (
+            None if saved.get(name) is None else Estimate(**saved[name]) for name in _ESTIMATES
+        )
         self._saved_step = self.step
         curriculum.load_state(saved["curriculum"])
         found.restore_random_sources()
         logger.info("The run goes on after step %d, from '%s'.", self.step, self._folder)
         return True
+
+    def resume_hint(self, model: Path | None) -> str:
+        """How to go on after a stop; `model` is the folder in which a trained model was left."""
+        if self._saved_step:
+            way = f"GRPO(resume=True, checkpoints={str(self._folder)!r})"
+            return f"Stopped at step {self._saved_step}; the same script with {way} goes on from there."
+        rest = "the same script begins anew" + (
+            "" if self._folder else "; with GRPO(checkpoints='…') it keeps what it learns"
+        )
+        if model is not None:
+            rest = f"the trained model is left, and the same script with GRPO({str(model)!r}) goes on with it"
+        return f"Stopped at step {self.step}, without a checkpoint; {rest}."
+
+    def why_no_model(self) -> str:
+        """Why a run that was cut short leaves no model."""
+        broken = f"the update of step {self.step + 1} broke off, and no checkpoint has an earlier model"
+        return "there is no whole step that trained one" if self.is_whole else broken
 
     def restore_best(self, policies: Sequence["Policy"]) -> bool:
         """Give the policies the weights that a run which is cut short should leave; False if there are none.
@@ -272,3 +297,10 @@ class TrainingProgress:
     def _checkpoints(self, policy: "Policy") -> Checkpoints:
         assert self._folder is not None
         return Checkpoints(self._folder / policy.name)
+
+
+def folders_of(output: Path | None, policies: Sequence["Policy"]) -> list[Path]:
+    """The folder of each policy's model; none where no model is to be left."""
+    if output is None:
+        return []
+    return [output if len(policies) == 1 else output / policy.name for policy in policies]

@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from math import fsum
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from agentlightning.adapter.trajectory import SampledCall, TokenSequence, Trajectory
+from agentlightning.adapter.trajectory import DropReason, SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.batches import TrainingUse
 from agentlightning.algorithm.grpo.advantages import (
     Degenerate,
@@ -28,10 +28,15 @@ from agentlightning.algorithm.grpo.advantages import (
     are_same,
     overlong_penalty,
     returns_to_go,
+    rewards_of_turns,
 )
 from agentlightning.algorithm.grpo.settings import OVERLONG_SHARE, SampleSettings
+from agentlightning.algorithm.grpo.skipped import OF_SEQUENCES, Skipped, flaws_of, version_numbers, warn_of_choices
 from agentlightning.algorithm.intervals import is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError
+
+if TYPE_CHECKING:  # which needs torch
+    from agentlightning.engine.model import CausalModel
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class RolloutOutcome:
     reward: float | None
     trajectory: Trajectory | None
     error: str | None = None
+    unreadable: str | None = None
+    """Why its spans cannot be read; None if they can, or were not looked at."""
 
 
 @dataclass(frozen=True)
@@ -72,34 +79,6 @@ class Sample:
     def has_logprobs(self) -> bool:
         """Whether the log-probability of every chosen token is known."""
         return all(logprob is not None for logprob, chosen in zip(self.logprobs, self.loss_mask, strict=True) if chosen)
-
-
-class Skipped(str, Enum):
-    """Why something was not learned from; of rollouts, of groups, or of single sequences."""
-
-    FAILED = "failed"
-    """A rollout that did not succeed."""
-    NO_REWARD = "no_reward"
-    """A rollout without a reward."""
-    BAD_REWARD = "bad_reward"
-    """A rollout whose reward is not a finite number."""
-    GROUP_TOO_SMALL = "group_too_small"
-    """Rollouts of a group of which too few have a reward."""
-    NO_VARIANCE = "no_variance"
-    """Rollouts of a group whose rewards are all the same."""
-    EMPTY_TRACE = "empty_trace"
-    """A rollout in whose trace there are no model calls."""
-    NO_TOKENS = "no_tokens"
-    """A rollout whose calls were recorded without tokens, or are not to be trained."""
-    TRUNCATED = "truncated"
-    """A sequence with an answer that was cut off or broken off, at its end or before."""
-    TOO_LONG = "too_long"
-    """A sequence of more tokens than allowed."""
-    TOO_STALE = "too_stale"
-    """A sequence sampled from weights that are too old."""
-
-
-_OF_SEQUENCES = frozenset([Skipped.TRUNCATED, Skipped.TOO_LONG, Skipped.TOO_STALE])
 
 
 @dataclass(frozen=True)
@@ -150,8 +129,10 @@ class BatchReport:
     truncated_calls: int = 0
     """Answers that were cut off, in sequences that were used or skipped."""
     rewards: list[float] = field(default_factory=list)
+    call_rewards: list[float] = field(default_factory=list)
+    """The rewards that follow the policy's own calls, summed for each rollout."""
     skipped: Counter[Skipped] = field(default_factory=Counter)
-    """Rollouts by reason; for TRUNCATED, TOO_LONG and TOO_STALE, sequences."""
+    """Rollouts by reason; for TRUNCATED and what follows it, sequences."""
     left_out: dict[str, Skipped] = field(default_factory=dict)
     """The last reason, by the rollout of which something was skipped."""
     calls_left_out: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -196,6 +177,8 @@ class BatchReport:
         if self.rewards:
             found |= {"reward/mean": fmean(self.rewards), "reward/max": max(self.rewards)}
             found["reward/min"] = min(self.rewards)
+        if any(self.call_rewards):
+            found["reward/of_calls"] = fmean(self.call_rewards)
         if self.penalties:
             found["reward/overlong_penalty"] = fmean(self.penalties)
         versions = [sample.version for sample in self.samples if sample.version is not None]
@@ -210,7 +193,7 @@ class BatchReport:
             f"{self.rollouts_used} of {self.rollouts} rollouts in {self.groups_used} of {self.groups} groups were used"
         )
         reasons = [
-            f"{count} {'sequences' if reason in _OF_SEQUENCES else 'rollouts'} {reason.value}"
+            f"{count} {'sequences' if reason in OF_SEQUENCES else 'rollouts'} {reason.value}"
             for reason, count in self.skipped.most_common()
             if count
         ]
@@ -247,6 +230,7 @@ def batch_of(
     *,
     current_version: int | None = None,
     end_ids: AbstractSet[int] = frozenset(),
+    model: "CausalModel | None" = None,
     replaced_groups: int = 0,
     seen_rewards: Sequence[float] = (),
 ) -> Batch:
@@ -256,10 +240,12 @@ def batch_of(
         outcomes: Rollouts of any number of groups.
         settings: Which of them count, and how.
         current_version: Of the weights that will learn; needed to know how stale a sample is.
-        end_ids: Tokens with which the model ends an answer; needed for `guess_truncated`.
+        end_ids: Tokens with which the model ends an answer; needed for `guess_truncated`, unless the model is given.
+        model: That will learn; sequences that it cannot have sampled are left out. None learns from all.
         replaced_groups: So many of the groups that teach nothing were replaced by others, and do not count.
         seen_rewards: The lowest and the highest of earlier steps, by which all right is told from all wrong.
     """
+    end_ids = end_ids or (frozenset() if model is None else model.end_ids)
     if settings.guess_truncated and not end_ids:
         raise ConfigurationError("guess_truncated needs end_ids, the tokens with which the model ends an answer.")
     if settings.max_staleness is not None and current_version is None:
@@ -267,6 +253,7 @@ def batch_of(
     samples: list[Sample] = []
     groups = {outcome.group for outcome in outcomes}
     report = BatchReport(len(outcomes), len(groups), samples=samples, current_version=current_version)
+    outcomes = [_sound(outcome, model, report) for outcome in outcomes]
     sieve = _Sieve(settings, report, current_version, end_ids)
     sampled_of: dict[str, list[Sampled]] = {}
     for judged in _judged(outcomes, settings, report, seen_rewards):
@@ -335,12 +322,14 @@ def _judged(
 ) -> list[_Judged]:
     """Rollouts with their advantages, less those that have no reward."""
     scored = _scored(outcomes, settings, report)
-    report.rewards = [outcome.reward for outcome in scored if outcome.reward is not None]
     values = [_returns(outcome, settings, report) for outcome in scored]
+    report.call_rewards = [fsum(call.reward or 0.0 for call in calls) for calls in map(_calls, scored) if calls]
     if settings.credit == "turn":
+        scored = [replace(outcome, reward=first_return(outcome, settings.discount)) for outcome in scored]
         groups = [f"{one.group}/{turn}" for one, own in zip(scored, values, strict=True) for turn in range(len(own))]
     else:
         groups = [outcome.group for outcome in scored]
+    report.rewards = [outcome.reward for outcome in scored if outcome.reward is not None]
     flat = [value for own in values for value in own]
     found = advantages(flat, settings.advantage, groups=groups, min_group_size=settings.min_group_size)
     judged: list[_Judged] = []
@@ -380,10 +369,25 @@ def _scored(outcomes: Sequence[RolloutOutcome], settings: SampleSettings, report
     return scored
 
 
+def first_return(outcome: RolloutOutcome, discount: float) -> float | None:
+    """The return of the first turn of a rollout; its reward if it has no turns."""
+    rewards = _turn_rewards(outcome)
+    return returns_to_go(rewards, discount)[0] if rewards else outcome.reward
+
+
+def _calls(outcome: RolloutOutcome) -> list[SampledCall]:
+    return [] if outcome.trajectory is None else [call for one in outcome.trajectory.sequences for call in one.calls]
+
+
+def _turn_rewards(outcome: RolloutOutcome) -> list[float]:
+    rewards = [call.reward if is_finite(call.reward or 0.0) else None for call in _calls(outcome)]
+    return rewards_of_turns(rewards, outcome.reward or 0.0, is_failed=outcome.status == "failed")
+
+
 def _returns(outcome: RolloutOutcome, settings: SampleSettings, report: BatchReport) -> list[float]:
     """What a rollout is compared by: its reward, or what follows from each of its turns on; less what is too long."""
     assert outcome.reward is not None
-    calls = [] if outcome.trajectory is None else [call for one in outcome.trajectory.sequences for call in one.calls]
+    calls = _calls(outcome)
     penalties = [0.0] * len(calls)
     if settings.longest_answer is not None:
         buffer = settings.overlong_buffer or max(1, settings.longest_answer // OVERLONG_SHARE)
@@ -391,10 +395,7 @@ def _returns(outcome: RolloutOutcome, settings: SampleSettings, report: BatchRep
         report.penalties.append(min(penalties, default=0.0))
     if settings.credit == "rollout":
         return [outcome.reward + min(penalties, default=0.0)]
-    rewards = [call.reward or 0.0 for call in calls]
-    if calls and (outcome.status == "failed" or all(call.reward is None for call in calls)):
-        rewards[-1] = outcome.reward
-    both = [reward + penalty for reward, penalty in zip(rewards, penalties, strict=True)]
+    both = [reward + penalty for reward, penalty in zip(_turn_rewards(outcome), penalties, strict=True)]
     return returns_to_go(both, settings.discount)
 
 
@@ -421,10 +422,11 @@ class _Sieve:
     def samples_of(self, judged: _Judged) -> list[Sample]:
         outcome = judged.outcome
         if outcome.trajectory is None or outcome.trajectory.n_calls == 0:
-            self.report.skip(outcome.rollout_id, Skipped.EMPTY_TRACE)
+            if outcome.rollout_id not in self.report.left_out:
+                self.report.skip(outcome.rollout_id, Skipped.EMPTY_TRACE)
             return []
         sequences = _trainable(outcome)
-        if not sequences:
+        if not sequences and outcome.rollout_id not in self.report.left_out:
             self.report.skip(outcome.rollout_id, Skipped.NO_TOKENS)
         of_calls = iter(judged.advantages)
         samples: list[Sample] = []
@@ -447,7 +449,7 @@ class _Sieve:
                     loss_mask=list(sequence.loss_mask),
                     logprobs=list(sequence.logprobs),
                     advantage=judged.advantages[0],
-                    version=_oldest(sequence.weights_versions),
+                    version=min(version_numbers(sequence.weights_versions), default=None),
                     group=outcome.group,
                     rollout_id=outcome.rollout_id,
                     temperature=self.settings.temperature,
@@ -465,7 +467,7 @@ class _Sieve:
             return Skipped.TRUNCATED
         if settings.max_tokens is not None and len(sequence.token_ids) > settings.max_tokens:
             return Skipped.TOO_LONG
-        version = _oldest(sequence.weights_versions)
+        version = min(version_numbers(sequence.weights_versions), default=None)
         if settings.max_staleness is None or self.current_version is None or version is None:
             return None
         return Skipped.TOO_STALE if self.current_version - version > settings.max_staleness else None
@@ -476,6 +478,21 @@ class _Sieve:
         return call.is_truncated
 
 
-def _oldest(versions: Iterable[str | None]) -> int | None:
-    """The lowest of the versions that are numbers."""
-    return min((int(version) for version in set(versions) if version is not None and version.isdecimal()), default=None)
+def _sound(outcome: RolloutOutcome, model: "CausalModel | None", report: BatchReport) -> RolloutOutcome:
+    """A rollout without the sequences that the model cannot have sampled; they count for nothing, not even in means."""
+    if outcome.unreadable is not None:
+        report.skip(outcome.rollout_id, Skipped.BAD_SAMPLE)
+    trajectory = outcome.trajectory
+    if trajectory is None:
+        return outcome
+    choices = sum(call.reason is DropReason.OTHER_CHOICE for call in trajectory.dropped)
+    report.skipped[Skipped.OTHER_CHOICE] += choices
+    if choices:
+        warn_of_choices()
+    flaws = flaws_of(trajectory, model, report.current_version)
+    for number in flaws:
+        report.skip(outcome.rollout_id, Skipped.BAD_SAMPLE, trajectory.sequences[number].calls)
+    if not flaws:
+        return outcome
+    sound = tuple(sequence for number, sequence in enumerate(trajectory.sequences) if number not in flaws)
+    return replace(outcome, trajectory=trajectory.model_copy(update={"sequences": sound, "breaks": ()}))

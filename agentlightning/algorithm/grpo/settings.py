@@ -7,13 +7,18 @@ takes the rest from `SampleSettings.dapo()` and samples dynamically, where nothi
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from typing_extensions import Self
 
 from agentlightning.algorithm.grpo.advantages import AdvantageKind
 from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
+from agentlightning.engine.base import EngineChoice
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.spelling import suggests_arguments
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo.grpo import GRPO
 
 Objective = Literal["policy", "likelihood"]
 RatioLevel = Literal["token", "sequence"]
@@ -46,6 +51,7 @@ OVERLONG_SHARE: Final = 5
 """What part of the longest answer DAPO's buffer is."""
 
 
+@suggests_arguments
 @dataclass(frozen=True, kw_only=True)
 class LearnerSettings:
     """The choices of a `Learner`; ConfigurationError names the one that cannot be used."""
@@ -114,8 +120,8 @@ class LearnerSettings:
     processes: int = 1
     """More than one split the weights, gradients and moments of a Hugging Face model among as many processes, one for
     each GPU of this machine (FSDP2), or all on the CPU; only `GRPO` starts them."""
-    seed: int = 0
-    """Of the order in which samples are put into minibatches."""
+    seed: int | None = None
+    """Of the order in which samples are put into minibatches, and of rounding; None takes that of the algorithm."""
     preset: Preset | None = None
     """Set by a preset: `GRPO` chooses samples as it does, where it is given no `SampleSettings`."""
 
@@ -179,9 +185,10 @@ class LearnerSettings:
             return self
         return replace(self, importance_cap=None if is_embedded else FOREIGN_ENGINE_CAP)
 
-    def planned(self, total_steps: int) -> Self:
-        """The same with the steps of the whole training, where none are set."""
-        return self if self.total_steps is not None else replace(self, total_steps=total_steps)
+    def planned(self, total_steps: int, seed: int) -> Self:
+        """The same with the steps of the whole training and its seed, where none are set."""
+        steps = total_steps if self.total_steps is None else self.total_steps
+        return replace(self, total_steps=steps, seed=seed if self.seed is None else self.seed)
 
     def rate_share(self, step: int) -> float:
         """What part of its learning rate the optimiser's step has, counted from 0."""
@@ -197,6 +204,7 @@ class LearnerSettings:
         return (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else 1.0
 
 
+@suggests_arguments
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
     """Which rollouts count, and how; ConfigurationError names the value that cannot be used."""
@@ -280,3 +288,37 @@ def check_choice(name: str, value: object, kind: object) -> None:
     if value not in get_args(kind):
         options = ", ".join(repr(option) for option in get_args(kind))
         raise ConfigurationError(f"{name} is {value!r}; it must be one of {options}.")
+
+
+def check_options(grpo: "GRPO", engine: EngineChoice) -> None:
+    """ConfigurationError for options with which there would be nothing to learn, no end, or no place for the model."""
+    if grpo.group_size < 2:
+        raise ConfigurationError(
+            f"A group is compared with itself, so group_size must be at least 2, not {grpo.group_size}."
+        )
+    least_of = {"tasks_per_step": 1, "steps": 1, "save_every": 1, "validation_tasks": 1}
+    least_of |= dict.fromkeys(("max_staleness", "validate_every", "temperature", "validation_temperature"), 0)
+    for name, least in least_of.items():
+        value = getattr(grpo, name)
+        if value is not None and not value >= least:
+            raise ConfigurationError(f"{name} is {value}; it must be at least {least}.")
+    check_failed_reward("validation_failed", grpo.validation_failed)
+    if grpo.sampling.credit == "turn" and grpo.learning.level == "sequence":
+        raise ConfigurationError("credit='turn' needs level='token': a ratio of a sequence knows no turns.")
+    if grpo.max_staleness and getattr(engine, "sleep", False):
+        raise ConfigurationError(
+            f"max_staleness is {grpo.max_staleness}, so rollouts are under way while the model learns, and an "
+            "engine that sleeps meanwhile would answer none; set sleep=False or max_staleness=0."
+        )
+    address = getattr(engine, "address", None)
+    if address is not None and grpo.lora is None and not isinstance(grpo.model, str) and len(grpo.model) > 1:
+        raise ConfigurationError(
+            f"The vLLM at '{address}' holds the weights of one model, and {len(grpo.model)} are to be trained; set "
+            "engine='vllm', which starts one for each, or train adapters with lora=LoraOptions()."
+        )
+    output, checkpoints = grpo.output, grpo.checkpoints
+    if output is not None and checkpoints is not None and checkpoints.resolve().is_relative_to(output.resolve()):
+        raise ConfigurationError(
+            f"output '{output}' is replaced at the end, and the checkpoints '{checkpoints}' are in it; "
+            "name another folder."
+        )

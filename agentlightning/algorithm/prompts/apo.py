@@ -25,7 +25,7 @@ from agentlightning.algorithm.prompts import poml
 from agentlightning.algorithm.prompts.apo_search import FAILED_CALLS, NOT_PAYABLE, Search, TaskBatches
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState, messages_adapter
-from agentlightning.algorithm.prompts.journal import RunJournal
+from agentlightning.algorithm.prompts.journal import RunJournal, resume_hint
 from agentlightning.algorithm.prompts.model import OptimiserFailed, OptimiserModel
 from agentlightning.algorithm.prompts.poml import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
 from agentlightning.algorithm.prompts.results import (
@@ -41,6 +41,7 @@ from agentlightning.emitter import find_final_reward
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode, RolloutStatus
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -54,11 +55,12 @@ __all__ = [
     "batch_iter_over_dataset",
 ]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("agentlightning.algorithm.apo.apo")  # the public path
 
 _TaskT = TypeVar("_TaskT")
 
 
+@suggests_arguments
 @dataclass(eq=False, repr=False)
 class APO(Algorithm, Generic[_TaskT]):
     """Optimises the prompt templates among the initial resources; `APO[Task](client)` names the type of tasks.
@@ -175,6 +177,9 @@ class APO(Algorithm, Generic[_TaskT]):
     def candidates(self) -> Lineage:
         """All candidates of the last run."""
         return self._state.lineage
+
+    def resume_hint(self) -> str:
+        return resume_hint(self.state_file)
 
     # ------------------------------------------------------------------ critique and edit
 

@@ -23,6 +23,7 @@ from agentlightning.algorithm.prompts.results import (
     RunRecord,
     VersionedPromptTemplate,
     challenged,
+    digest_of_tasks,
 )
 from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts, why_unfit
 from agentlightning.algorithm.utils import shuffled_batches
@@ -34,7 +35,7 @@ from agentlightning.utils.json_values import JsonObject
 if TYPE_CHECKING:
     from agentlightning.algorithm.prompts.apo import APO
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("agentlightning.algorithm.apo.search")  # below the public path
 
 BEST_RESOURCES_ID: Final = "apo-best"
 """Under which the best prompts are published; they are the latest resources then."""
@@ -83,6 +84,7 @@ class Search:
         self._apo = apo
         self._train: Tasks = [] if train_dataset is None else train_dataset
         self._val: Tasks = [] if val_dataset is None else val_dataset
+        self._tasks = digest_of_tasks(self._val)
         self._seeds = seed_prompts(apo.get_initial_resources(), "APO")
         self._rewards: dict[str, dict[int, float]] = defaultdict(dict)  # of versions, by number of the validation task
         self._seen: dict[str, set[int]] = defaultdict(set)  # tasks that chose a version
@@ -113,7 +115,7 @@ class Search:
         result = self._result()
         await self._publish()
         await self._record.write("succeeded", self._summary())
-        result.report("APO", apo.output)
+        result.report("APO", apo.output, resources_id=BEST_RESOURCES_ID)
         return result
 
     async def _search(self) -> None:
@@ -287,8 +289,12 @@ class Search:
         await challenged(
             comparison, tasks, lambda numbers: rewards(incumbent, numbers), lambda numbers: rewards(candidate, numbers)
         )
+        needed, others = comparison.pairs_needed, len(self._seen[candidate.version])  # tasks that chose it
         return Challenge(
-            number, incumbent.version, candidate.version, comparison.verdict, comparison.estimate, comparison.alpha
+            *(number, incumbent.version, candidate.version, comparison.verdict),
+            gain=comparison.estimate,
+            alpha=comparison.alpha,
+            tasks_needed=None if needed is None else needed + others,
         )
 
     def _fresh_tasks(self, candidate: VersionedPromptTemplate, number: int) -> list[int]:
@@ -371,6 +377,8 @@ class Search:
             stopped=self._stopped,
             seed_estimate=estimate(before) if before else None,
             best_estimate=estimate([after for _, after in pairs]) if pairs else None,
+            run_id=self._record.run_id,
+            tasks=self._tasks,
         )
 
     def _summary(self) -> JsonObject:

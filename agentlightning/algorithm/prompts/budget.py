@@ -26,6 +26,7 @@ from typing import Final, Literal
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.utils.json_values import JsonMapping
+from agentlightning.utils.spelling import suggests_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class BudgetSpent(TrainingError):
     """The next step does not fit into the budget; it ends the run and never leaves the algorithm."""
 
 
+@suggests_arguments
 @dataclass(frozen=True)
 class OptimisationBudget:
     """What a run may spend; None is no limit. None of the limits is ever exceeded; see this module on money."""

@@ -17,7 +17,7 @@ from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet, TraceToMe
 from agentlightning.algorithm.batches import Batches, first_traceback
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, OptimisationBudget
 from agentlightning.algorithm.prompts.journal import RunJournal
-from agentlightning.algorithm.prompts.results import Lineage, RunRecord
+from agentlightning.algorithm.prompts.results import Lineage, RunRecord, logger_of
 from agentlightning.errors import TrainingError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutConfig, RolloutMode
@@ -151,7 +151,7 @@ def messages_adapter(adapter: TraceAdapter[Any] | None, algorithm: str) -> Trace
         return adapter
     if adapter is not None and type(adapter) is not TracerTraceToTriplet:
         unused = type(adapter).__name__
-        logger.info(
+        logger_of(algorithm).info(
             "%s reads conversations, so it uses a TraceToMessages and not the %s it was given.", algorithm, unused
         )
     return TraceToMessages()

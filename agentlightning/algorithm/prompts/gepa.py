@@ -31,7 +31,7 @@ from agentlightning.algorithm.prompts.gepa_engine import (
     reflection_question,
     require_gepa,
 )
-from agentlightning.algorithm.prompts.journal import RunJournal
+from agentlightning.algorithm.prompts.journal import RunJournal, resume_hint
 from agentlightning.algorithm.prompts.model import OptimiserModel, ReflectionModel
 from agentlightning.algorithm.prompts.reflection import PromptTexts, Proposer, digest_of
 from agentlightning.algorithm.prompts.results import (
@@ -41,6 +41,7 @@ from agentlightning.algorithm.prompts.results import (
     OptimisationResult,
     RunRecord,
     challenged,
+    digest_of_tasks,
 )
 from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
@@ -49,6 +50,7 @@ from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.types import LLM, NamedResources, PromptTemplate
 from agentlightning.utils.clipped_text import counted
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -74,6 +76,7 @@ _SETTINGS: Final = (
 )
 
 
+@suggests_arguments
 @dataclass(eq=False, repr=False)
 class GEPA(Algorithm):
     """Evolves the prompt templates among the initial resources.
@@ -161,6 +164,9 @@ class GEPA(Algorithm):
         """All candidates of the last run."""
         return self._lineage
 
+    def resume_hint(self) -> str:
+        return resume_hint(self.state_file)
+
     def lineage(self, version: str | None = None) -> list[Candidate]:
         """The candidates from the seed to this version, or to the best one."""
         return self._lineage.ancestry(version or self._finished().best_version)
@@ -202,7 +208,7 @@ class GEPA(Algorithm):
         val: Tasks,
     ) -> None:
         run = GepaRun(self, self._resources(proxy), prompts, train=train, val=val)
-        self._lineage = run.state.lineage
+        self._lineage, self.result = run.state.lineage, None
         self.result = await run.run()
 
     def _resources(self, proxy: Any) -> NamedResources:
@@ -228,7 +234,7 @@ class GepaRun:
         self._prompts = prompts
         self._seed: PromptTexts = {name: prompt.template for name, prompt in prompts.items()}
         self._front, self._judges = _split(len(val), gepa.front_size, gepa.seed)
-        self._n_train = len(train)
+        self._n_train, self._tasks = len(train), digest_of_tasks(val)
         self._identity: JsonObject = {
             "algorithm": RUN_NAME,
             **{name: getattr(gepa, name) for name in _SETTINGS},
@@ -300,7 +306,7 @@ class GepaRun:
         best = {name: prompt.template for name, prompt in result.best.items()}
         await self._gepa.get_store().update_resources(BEST_RESOURCES_ID, self._evaluator.resources_with(best))
         await self._record.write("succeeded", {**result.to_json(), **self._account()})
-        result.report(NAME, self._gepa.output)
+        result.report(NAME, self._gepa.output, resources_id=BEST_RESOURCES_ID)
         return result
 
     def _account(self) -> JsonObject:
@@ -343,6 +349,8 @@ class GepaRun:
             stopped=stopped,
             seed_estimate=seed_estimate,
             best_estimate=best_estimate,
+            run_id=self._record.run_id,
+            tasks=self._tasks,
         )
 
     async def _challenge_seed(self, best: Member, pairs: list[tuple[float, float]]) -> None:
@@ -389,7 +397,14 @@ class GepaRun:
             verdict=verdict,
             gain=comparison.estimate,
             alpha=comparison.alpha,
+            tasks_needed=self._tasks_needed(comparison.pairs_needed),
         )
+
+    def _tasks_needed(self, pairs: int | None) -> int | None:
+        """Validation tasks of which so many are left to compare on."""
+        if pairs is None:
+            return None
+        return 2 * pairs if self._gepa.front_size is None else self._gepa.front_size + pairs
 
 
 def _split(count: int, front_size: int | None, seed: int) -> tuple[list[int], list[int]]:

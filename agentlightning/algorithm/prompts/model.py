@@ -8,22 +8,21 @@ write.
 import asyncio
 import inspect
 import json
-import logging
 import os
 import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, most_tokens_read
+from agentlightning.algorithm.prompts.results import logger_of
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.backends.call_state import retry_after_seconds
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.network_errors import unanswered_address
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-
-logger = logging.getLogger(__name__)
 
 TRIES: Final = 6
 FIRST_DELAY_SECONDS: Final = 0.5
@@ -107,7 +106,8 @@ class OptimiserModel:
                 delay = 0.0 if self._takes_other_limit(error) else _delay(error, number)
                 if delay is None or number == TRIES:
                     raise OptimiserFailed(f"Model '{model}' did not answer: {_described(error)}") from error
-                logger.info("Model %s is busy (%s); next try in %.1f s.", model, _described(error), delay)
+                busy = "Model %s is busy (%s); next try in %.1f s."
+                logger_of(self._algorithm).info(busy, model, _described(error), delay)
             await self._sleep(delay)
         raise AssertionError("the last try returns or raises")
 
@@ -171,7 +171,7 @@ def _text_of(model: str, answer: Any) -> str | None:
 
 def _described(error: Exception) -> str:
     first_line, _, _ = str(error).partition("\n")
-    return f"{type(error).__name__}: {first_line}"
+    return f"{type(error).__name__}: {first_line}{unanswered_address(error)}"
 
 
 def _delay(error: Exception, number: int) -> float | None:

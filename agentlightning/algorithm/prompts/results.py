@@ -2,23 +2,27 @@
 
 import asyncio
 import difflib
+import hashlib
 import json
 import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from typing_extensions import TypedDict
 
+from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.comparison import PairedComparison, Verdict
 from agentlightning.algorithm.intervals import Estimate, summary_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import PromptTemplate, RolloutStatus, Run, RunStatus
+from agentlightning.utils.announcements import announce
 from agentlightning.utils.clipped_text import counted
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.private_files import replaced_file
@@ -32,6 +36,11 @@ Rewards = Callable[[Sequence[int]], Awaitable[Sequence[float]]]
 """Gives the rewards on the validation tasks with these numbers."""
 
 
+def logger_of(algorithm: str) -> logging.Logger:
+    """That of an algorithm's public path, where applications listen, for a module that several algorithms share."""
+    return logging.getLogger(f"agentlightning.algorithm.{algorithm.lower()}")
+
+
 @dataclass(frozen=True)
 class Challenge:
     """How a candidate fared against the best prompt of its time."""
@@ -43,6 +52,9 @@ class Challenge:
     gain: Estimate
     alpha: float
     """How likely a candidate without a gain would have been called better."""
+    tasks_needed: int | None = None
+    """Validation tasks with which a run would find this gain in four cases of five, if the true one is as large as it
+    seems; None if there seems to be none."""
 
     def __str__(self) -> str:
         return f"{self.candidate} against {self.incumbent}: {self.verdict}, gain {self.gain}"
@@ -84,10 +96,19 @@ class OptimisationResult:
     seed_estimate: Estimate | None = None
     """`seed_score` with its interval and the number of rewards it is the mean of."""
     best_estimate: Estimate | None = None
+    run_id: str | None = None
+    tasks: str | None = None
+    """The digest of the validation tasks."""
 
     @property
     def is_improved(self) -> bool:
         return dict(self.seed) != dict(self.best)
+
+    @property
+    def best_loser(self) -> Challenge | None:
+        """Of the candidates that did not replace the best prompt, the one that came nearest; None if there is none."""
+        losers = [one for one in self.challenges if one.verdict != "better" and one.incumbent == self.best_version]
+        return max(losers, key=lambda one: one.gain.mean, default=None)
 
     def diff(self) -> str:
         """What changed from the seed to the best prompts; empty if nothing did."""
@@ -106,15 +127,18 @@ class OptimisationResult:
             lines.append(f"The best prompt is {self.best_version}.")
         else:
             lines.append("The seed is still the best prompt: no candidate was found to be better.")
+        if (loser := self.best_loser) is not None:
+            needed = loser.tasks_needed
+            decided = "it shows no gain" if needed is None else f"about {needed:,} validation tasks would decide it"
+            gain = f"{_signed(loser.gain)} from {counted(loser.gain.n, 'pair')}"
+            lines.append(f"The best that was not promoted is {loser.candidate}: gain {gain}; {decided}.")
         if self.seed_score is not None and self.best_score is not None and self.is_improved:
             best = self.best_estimate or f"{self.best_score:.3f}"
             lines.append(f"Validation score: {self.seed_estimate or f'{self.seed_score:.3f}'} -> {best}")
         elif self.seed_score is not None:
             lines.append(f"Validation score: {self.seed_estimate or f'{self.seed_score:.3f}'}")
         if self.gain is not None:
-            gain = self.gain
-            interval = f"[{gain.low:+.3f}, {gain.high:+.3f}]"
-            lines.append(f"Gain {gain.mean:+.3f}, interval {interval}, from {counted(gain.n, 'pair')} of rollouts.")
+            lines.append(f"Gain {_signed(self.gain)}, from {counted(self.gain.n, 'pair')} of rollouts.")
         lines.extend(f"Round {one.round}: {one}" for one in self.challenges)
         if self.spent:
             rollouts, model_calls = int(self.spent["rollouts"]), int(self.spent["model_calls"])
@@ -146,23 +170,55 @@ class OptimisationResult:
             "stopped": self.stopped,
         }
 
-    def report(self, algorithm: str, output: str | Path | None) -> None:
-        """Show it on a terminal, else in the log, and write it to a file; standard output is for events."""
-        from rich.console import Console
+    def report(self, algorithm: str, output: str | Path | None, *, resources_id: str) -> None:
+        """Show it to the user, with the places where it lies, and write it to a file."""
+        file = f" and in '{output}'" if self.write(output) else ""
+        where = f"The best prompts are in the store under '{resources_id}'{file}."
+        announce(logger_of(algorithm), f"{algorithm} is done.\n{self}\n{where}")
 
-        console = Console(stderr=True)
-        if console.is_terminal:
-            console.print(str(self), markup=False, highlight=False)
-        else:
-            logger.info("%s is done.\n%s", algorithm, self)
-        self.write(output)
+    def write(self, output: str | Path | None) -> bool:
+        """Write it to a file, whole or not at all; None writes nothing. Whether it was written.
 
-    def write(self, output: str | Path | None) -> None:
-        """Write it to a file, whole or not at all; None writes nothing."""
-        if output is not None:
-            Path(output).parent.mkdir(parents=True, exist_ok=True)
-            with replaced_file(Path(output)) as file:
-                file.write(json.dumps(self.to_json(), ensure_ascii=False, indent=2).encode() + b"\n")
+        What another run left there stays if it is of the same seed and tasks and no worse; else it is moved beside.
+        """
+        if output is None:
+            return False
+        path, result = Path(output), {**self.to_json(), "run_id": self.run_id, "tasks": self.tasks}
+        former: JsonObject = {}
+        with suppress(OSError, ValueError, TypeError):  # there is none, or it is something else
+            former = dict(json.loads(path.read_bytes()))
+        if path.exists() and former.get("run_id", "") != self.run_id:
+            if self._is_no_better(former):
+                score = former["best_score"]
+                logger.warning("'%s' stays as an earlier run left it: this one found nothing above %s.", path, score)
+                return False
+            names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1))
+            beside = next(name for name in names if not name.exists())
+            with replaced_file(beside) as file:
+                file.write(path.read_bytes())
+            logger.warning("'%s' has the result of this run; the one of an earlier run is in '%s' now.", path, beside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced_file(path) as file:
+            file.write(json.dumps(result, ensure_ascii=False, indent=2).encode() + b"\n")
+        return True
+
+    def _is_no_better(self, former: JsonObject) -> bool:
+        """Whether another run with the same seed and tasks has reached this score; a file may lack the tasks."""
+        score, seed = former.get("best_score"), {name: prompt.model_dump() for name, prompt in self.seed.items()}
+        is_same = former.get("seed") == seed and former.get("tasks", self.tasks) == self.tasks
+        if not is_same or not isinstance(score, (int, float)):
+            return False
+        return not self.is_improved or self.best_score is None or self.best_score <= score
+
+
+def digest_of_tasks(tasks: Tasks) -> str:
+    """Stands for tasks: results with the same can be compared."""
+    rows = [repr(tasks[number]) for number in range(len(tasks))]
+    return hashlib.blake2b("\n".join(rows).encode(errors="replace"), digest_size=16).hexdigest()
+
+
+def _signed(gain: Estimate) -> str:
+    return f"{gain.mean:+.3f}, interval [{gain.low:+.3f}, {gain.high:+.3f}]"
 
 
 @dataclass

@@ -8,7 +8,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import orjson
@@ -31,13 +31,18 @@ class FittingSettings:
     """Sequences of one step of the optimiser."""
     patience: int | None = None
     """End after so many epochs in a row without a lower held-out loss; None makes all epochs."""
-    seed: int = 0
+    seed: int | None = None
+    """Of the order of examples; None takes that of the algorithm."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} is {value}; it must be at least 1.")
+
+    def planned(self, seed: int) -> "FittingSettings":
+        """The same with the seed of the whole training, where none is set."""
+        return self if self.seed is not None else replace(self, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

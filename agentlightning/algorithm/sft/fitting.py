@@ -52,7 +52,7 @@ class Fitting:
 
     def __post_init__(self) -> None:
         steps = self.settings.epochs * -(-len(self.examples.train) // self.settings.batch_size)
-        self.learner.settings = self.learner.settings.planned(steps)
+        self.learner.settings = self.learner.settings.planned(steps, self.settings.seed or 0)
 
     @property
     def is_over(self) -> bool:
@@ -76,7 +76,7 @@ class Fitting:
     def run_epoch(self, is_cancelled: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Go through the examples once; the metrics. Cancelled, it ends early and counts as not made."""
         order = list(self.examples.train)
-        random.Random(f"{self.settings.seed}/{self.epoch}").shuffle(order)
+        random.Random(f"{self.settings.seed or 0}/{self.epoch}").shuffle(order)
         loss = tokens = 0.0
         size = self.settings.batch_size
         for start in range(0, len(order), size):
@@ -121,6 +121,8 @@ class Fitting:
         return metrics
 
     def _save(self, checkpoints: Checkpoints, *, is_best: bool) -> None:
+        if self.epoch == 1:  # a run that goes on is beyond it
+            checkpoints.set_aside()
         checkpoints.save(
             self.epoch,
             model_state=self.learner.model.state(),

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm, Tasks
 from agentlightning.algorithm.batches import Batches, retried_config, rewards_of_tasks, score_of
-from agentlightning.algorithm.comparison import gain_summary
+from agentlightning.algorithm.comparison import measured_summary
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.policy import Policy, ServedPolicies, sources_by_name, training_sampling
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate, validation_summary
+from agentlightning.algorithm.intervals import Estimate
 from agentlightning.algorithm.sft.examples import (
     Acceptance,
     Examples,
@@ -37,10 +37,13 @@ from agentlightning.algorithm.sft.examples import (
 )
 from agentlightning.algorithm.sft.fitting import Fitting
 from agentlightning.algorithm.utils import report_metrics
+from agentlightning.engine.checkpoint import check_replaceable
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import NamedResources
 from agentlightning.types.agents import AgentMatcher
+from agentlightning.utils.announcements import announce
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
     from agentlightning.engine.lora import LoraOptions
@@ -54,6 +57,7 @@ _TRAIN: Final = "sft-train"
 """The resources with which rollouts are made to learn from."""
 
 
+@suggests_arguments
 class SFT(Algorithm):
     """Fine-tunes a model on rollouts.
 
@@ -72,7 +76,9 @@ class SFT(Algorithm):
         agent_match: Learn only the calls of these agents.
         temperature: At which answers are sampled with `best_of`.
         validation_temperature: At which agents sample for validation; 0 takes the likeliest token each time.
-        checkpoints: Folder for a checkpoint after each epoch; None makes none.
+        checkpoints: Folder for a checkpoint after each epoch; None makes none. Those of an earlier run go to
+            `earlier-1` in it.
+        output: Folder in which the trained model is left at the end, as `agl serve` takes it; None leaves none.
         resume: Go on from the last checkpoint in the folder, if there is one, with the same rollouts.
         publish: Serve the trained model at the end, as the resource "main_llm", until `close`.
         rollout_timeout: Seconds that one attempt may take.
@@ -98,6 +104,7 @@ class SFT(Algorithm):
         temperature: float = 1.0,
         validation_temperature: float = 0.0,
         checkpoints: str | Path | None = None,
+        output: str | Path | None = None,
         resume: bool = False,
         publish: bool = False,
         rollout_timeout: float = 600.0,
@@ -112,15 +119,16 @@ class SFT(Algorithm):
             raise ConfigurationError(f"held_out is {held_out}; it is a share of the tasks, from 0 to below 1.")
         if resume and checkpoints is None:
             raise ConfigurationError("To resume, name the folder of the checkpoints.")
-        self.recorded = recorded or RecordedRollouts()
-        self.best_of = best_of
+        self.output = None if output is None else Path(output)
+        if self.output is not None:
+            check_replaceable(self.output)
+        self.recorded, self.best_of = recorded or RecordedRollouts(), best_of
         self.acceptance = acceptance or Acceptance(keep_per_task=None if best_of is None else 1)
-        self.fitting = fitting or FittingSettings(seed=seed)
+        self.fitting = (fitting or FittingSettings()).planned(seed)
         self.learning = replace(learning or LearnerSettings(), objective="likelihood", epochs=1, minibatches=1)
         if self.learning.processes > 1:
             raise ConfigurationError(f"processes is {self.learning.processes}; SFT trains in 1, and GRPO in several.")
-        self.held_out = held_out
-        self.temperature, self.validation_temperature = temperature, validation_temperature
+        self.held_out, self.temperature, self.validation_temperature = held_out, temperature, validation_temperature
         self._resume, self.publish, self.seed = resume, publish, seed
         self.examples: Examples | None = None
         """What was learned from, and what was not."""
@@ -138,9 +146,7 @@ class SFT(Algorithm):
         self._agent_match, self._rollout_timeout, self._max_sequences = agent_match, rollout_timeout, max_sequences
         (name,) = sources_by_name(model)
         self._policy = Policy(name, model, self.learning, device=device, max_sequences=max_sequences, lora=lora)
-        self._served = ServedPolicies([self._policy], {})
-        self._serving = AsyncExitStack()
-        """Ends what `_served` began."""
+        self._served, self._serving = ServedPolicies([self._policy], {}), AsyncExitStack()  # which ends what that began
         self._checkpoints = None if checkpoints is None else Checkpoints(Path(checkpoints) / name)
         self._adapter_of_calls = TraceToTrajectory(agent_match=agent_match)
         self._learner: Learner | None = None
@@ -172,13 +178,16 @@ class SFT(Algorithm):
             if val_dataset is not None:
                 self.baseline = await self._validate(val_dataset, step=0)
             await self._fit(train_dataset)
+            self._policy.version += 1
+            if (folder := self.output) is not None:
+                await _in_thread(lambda: self._policy.export(folder))
+                announce(logger, f"The model '{self._policy.name}' is in '{folder}'.")
             if is_served:
-                self._policy.version += 1
                 await self._served.publish(self._policy)
             if val_dataset is not None:
                 self.result = await self._validate(val_dataset, step=self.epochs_made)
             if self.publish:
-                self.resources_id = await self._resources("sft", None)
+                self.resources_id = await self._resources("sft", None, is_lasting=True)
                 stays = True
         finally:
             if not stays:
@@ -202,9 +211,9 @@ class SFT(Algorithm):
         self._served = ServedPolicies([self._policy], {resources_id: training_sampling(self.temperature)})
         await self._served.serve(self._serving, self.get_llm_proxy(), self.get_store(), is_training=is_training)
 
-    async def _resources(self, name: str, temperature: float | None) -> str:
+    async def _resources(self, name: str, temperature: float | None, *, is_lasting: bool = False) -> str:
         """Publish the model as a resource; its id."""
-        resources = self._served.resources(self.get_initial_resources(), temperature)
+        resources = self._served.resources(self.get_initial_resources(), temperature, is_lasting=is_lasting)
         return (await self.get_store().update_resources(name, resources)).resources_id
 
     # ------------------------------------------------------------------ learning
@@ -264,14 +273,20 @@ class SFT(Algorithm):
     # ------------------------------------------------------------------ validation
 
     def run_summary(self) -> JsonObject:
-        gain = gain_summary(self._validated[0], self._validated[-1]) if len(self._validated) > 1 else {}
-        return {**validation_summary(self.baseline, self.result), **gain}
+        first, last = (self._validated[0], self._validated[-1]) if self._validated else (None, None)
+        return measured_summary(self.baseline, self.result, first, last)
+
+    def resume_hint(self) -> str:
+        if self._checkpoints is None or not (saved := self._checkpoints.steps()):
+            return "Stopped before an epoch was saved; the same script begins anew."
+        way = f"SFT(resume=True, checkpoints={str(self._checkpoints.folder.parent)!r})"
+        return f"Stopped; the same script with {way} goes on after epoch {saved[0]}, with the rollouts of its store."
 
     async def _validate(self, dataset: Tasks, *, step: int) -> Estimate:
         """The mean reward on a data set, with an interval; rollouts that failed count as the worst reward."""
         resources_id = await self._resources("sft-val", self.validation_temperature)
         batches = Batches(self.get_store(), retried_config(self._rollout_timeout), run_id=self.get_run_id())
-        sent = await batches.send(dataset, mode="val", resources_id=resources_id)
+        sent = await batches.send(dataset, mode="val", resources_id=resources_id, metadata={"step": step - 1})
         finished = await batches.gather(sent)
         score = score_of(finished)
         self._validated = [*self._validated, rewards_of_tasks(finished)]

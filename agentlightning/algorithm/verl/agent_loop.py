@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
-from agentlightning.adapter.calls import weights_version_of
+from agentlightning.adapter.calls import version_number, weights_version_of
 from agentlightning.algorithm.batches import Batches, FinishedRollout, Sent
 from agentlightning.algorithm.grpo.outcomes import spans_of_model
 from agentlightning.algorithm.intervals import reward_of_failed
@@ -40,6 +40,7 @@ from agentlightning.errors import ConfigurationError, StoreError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import EnqueueRolloutRequest, NamedResources, RolloutConfig
+from agentlightning.types.records import CURRENT_RUN
 from agentlightning.utils.id import rollout_id as new_rollout_id
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.log_failures import log_failures
@@ -184,6 +185,7 @@ class StoreAgentLoopManager:
         parameters = {"model": f"agl/{self._model}", "api_base": address, "api_key": key, "timeout": seconds}
         others = [entry for entry in proxy.model_list if entry["model_name"] != self._model]
         proxy.update_model_list([*others, {"model_name": self._model, "litellm_params": parameters}])
+        CURRENT_RUN.set(self._parts.run_id)  # the trainer's own context is in another process
         await asyncio.to_thread(proxy.start)
         self._stack.push_async_callback(asyncio.to_thread, proxy.stop)
         for is_validation in (True, False):  # the resources of training are the latest
@@ -286,8 +288,8 @@ class StoreAgentLoopManager:
             else:
                 if self._settings.mismatch_folder is not None:
                     write_mismatches(finished.rollout.rollout_id, prompt.uid, trace, self._settings.mismatch_folder)
-            told = {weights_version_of(span.attributes) for span in spans}
-            versions = [int(one) for one in told if one is not None and one.isdecimal()]
+            told = {version_number(weights_version_of(span.attributes)) for span in spans}
+            versions = [one for one in told if one is not None]
         return _Session(finished, found, versions or [prompt.own_version], reward)
 
     # ------------------------------------------------------------------ verl's TransferQueue

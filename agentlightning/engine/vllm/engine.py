@@ -16,6 +16,7 @@ from agentlightning.engine.child import ChildProgram
 from agentlightning.engine.vllm.client import Served, VllmClient
 from agentlightning.engine.vllm.options import KEY_VARIABLE, LOOPBACK, ServerCommand, VllmOptions, check_installed
 from agentlightning.errors import EngineError
+from agentlightning.utils.announcements import announce
 from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.server_launcher import is_loopback
@@ -171,7 +172,7 @@ class VllmEngine:
         )
         self._process = ChildProgram("vLLM", stop_seconds=STOP_SECONDS)
         environment = {**command.environment(self._key), _MARKER: secrets.token_hex()}
-        logger.info("vLLM loads '%s', which takes a minute or two.", request.source)
+        announce(logger, f"vLLM loads '{request.source}', which takes a minute or two.")
         with open(os.devnull, "rb") as nothing:
             plan = ProgramPlan(command=command.words(), env=environment, marker=_MARKER, stdin=nothing)
             self._process.start(plan, secrets=(self._key,))

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,25 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(TrainingError, match=r"step 1 .*run"):
         save(Checkpoints(tmp_path / "run"), 1)
+
+
+@pytest.mark.parametrize("kilobytes", [0, 6], ids=["weights", "optimiser"])
+def test_a_full_disk_is_named_with_what_is_free_and_the_others_stay(tmp_path: Path, kilobytes: int) -> None:
+    checkpoints = Checkpoints(tmp_path / "run")
+    save(checkpoints, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    large = torch.zeros(100_000)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, before[1]))
+    try:
+        with pytest.raises(
+            TrainingError, match=r"step 2 cannot be written to '.*run/step-000002' \(\d+ bytes are free"
+        ):
+            checkpoints.save(2, model_state={"w": large[:9]}, learner_state={"m": large}, progress={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert found(checkpoints.latest()).step == 1
 
 
 def test_at_least_one_is_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ pytest.importorskip("torch", reason="GRPO needs torch")
 
 import agentlightning as agl  # after the check for torch
 from agentlightning.algorithm.batches import Batches
-from agentlightning.algorithm.grpo import Checkpoints
+from agentlightning.algorithm.grpo import GRPO, Checkpoints
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.engine.checkpoint import load, read_extra
 from agentlightning.errors import ConfigurationError, TrainingError
@@ -114,7 +115,7 @@ def test_failed_run_leaves_the_model_that_did_best_in_validation(tmp_path: Path,
 
     spoil_update_after(monkeypatch, 3)
     options = {"checkpoints": tmp_path / "checkpoints", "output": tmp_path / "model"}
-    algorithm = grpo(steps=9, validate_every=1, **options)
+    algorithm = grpo(steps=9, validate_every=1, validation_temperature=1.0, **options)
 
     with pytest.raises(TrainingError, match="nan"):
         trainer(algorithm, concurrency=1).fit(Asking(judge), TASKS, TASKS[:1])
@@ -139,7 +140,7 @@ def spoil_update_after(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
     monkeypatch.setattr(Learner, "update", spoiled)
 
 
-def test_run_that_fails_before_it_learned_leaves_no_model(tmp_path: Path) -> None:
+def test_run_that_fails_before_it_learned_leaves_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
         raise OSError("no disk")
 
@@ -147,6 +148,7 @@ def test_run_that_fails_before_it_learned_leaves_no_model(tmp_path: Path) -> Non
         fit(grpo(tasks_per_step=1, steps=100, output=tmp_path / "model"), Asking(judge))
 
     assert list(tmp_path.iterdir()) == []
+    assert "because there is no whole step that trained one" in caplog.text
 
 
 def test_error_of_the_run_is_raised_where_its_model_cannot_be_written(
@@ -176,6 +178,98 @@ def test_run_stops_at_the_alarm_of_its_sentinel_which_shows_both_curves(caplog: 
     assert alarm["curves"]["watched/mean"] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
     assert "reward/mean: 0.05 0.15 0.25 0.35 0.45 0.55" in caplog.text
     assert "watched/mean: 1.00 0.90 0.80 0.70 0.60 0.50" in caplog.text
+
+
+# ---------------------------------------------------------------------- a run that was stopped
+
+
+@pytest.mark.parametrize("kept", ["checkpoints", "output", "nothing"])
+def test_sentence_after_a_stop_says_how_to_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: str) -> None:
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        if rollout.metadata["step"] == 1 and made.state == "running":
+            made.stop()
+        return every_second(agent, task, rollout, said)
+
+    options = {} if kept == "nothing" else {kept: tmp_path / "kept"}
+    stopped = grpo(steps=50, **options)
+    made = trainer(stopped, concurrency=1)
+    made.fit(Asking(judge), TASKS)
+    (said,) = [one.getMessage() for one in caplog.records if one.getMessage().startswith("Stopped at step ")]
+
+    if kept == "nothing":
+        assert "the same script begins anew" in said
+        return
+    written = said[said.index("GRPO(") : said.rindex(")") + 1]
+    following: GRPO = eval(
+        written, {"GRPO": lambda model="tiny", **more: grpo(model=model, steps=stopped.progress.step + 1, **more)}
+    )
+    if kept == "output":  # the engine that tests share serves one model alone
+        assert are_same(exported(Path(str(following.model))), weights(stopped))
+        return
+    fit(following)
+    assert following.progress.step == stopped.progress.step + 1
+    assert following.progress.rewards[:-1] == stopped.progress.rewards
+
+
+def test_stop_while_the_end_is_saved_leaves_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(grpo(steps=1, checkpoints=tmp_path / "checkpoints", output=tmp_path / "model"), concurrency=1)
+    original = Checkpoints.save
+
+    def stopped(self: Checkpoints, *args: Any, **kwargs: Any) -> Path:
+        made.stop()
+        time.sleep(LONG_ENOUGH_SECONDS)  # for the algorithm to be cancelled meanwhile
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Checkpoints, "save", stopped)
+    made.fit(Asking(every_second), TASKS)
+
+    assert [run.status for run in asyncio.run(made.store.query_runs())] == ["stopped"]
+    assert read_extra(tmp_path / "model")["version"] == 1
+
+
+# ---------------------------------------------------------------------- what an earlier run left
+
+
+def test_run_that_begins_anew_keeps_the_checkpoints_of_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(grpo(steps=3, checkpoints=tmp_path))
+    fit(grpo(steps=4, checkpoints=tmp_path, resume=True))
+    assert "earlier" not in caplog.text
+    for steps in (1, 2):
+        fit(grpo(steps=steps, checkpoints=tmp_path))
+
+    places = [tmp_path / "earlier-1", tmp_path / "earlier-2", tmp_path]
+    latest = [Checkpoints(place / "tiny").latest() for place in places]
+    assert [one.step for one in latest if one is not None] == [4, 1, 2]
+    assert caplog.text.count("began anew") == 2
+    resumed = grpo(steps=5, checkpoints=tmp_path / "earlier-1", resume=True)
+    fit(resumed)
+    assert len(resumed.progress.rewards) == 5
+
+
+def test_earlier_model_stays_where_a_run_learned_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(grpo(steps=1, output=tmp_path / "model"))
+    before = exported(tmp_path / "model")
+
+    fit(grpo(steps=1, output=tmp_path / "model"), Asking(learns_until(0, 1.0)))
+
+    assert are_same(before, exported(tmp_path / "model"))
+    assert "The earlier model stays" in caplog.text
+    fit(grpo(steps=2, output=tmp_path / "model"))
+    assert read_extra(tmp_path / "model")["version"] == 2
+
+
+def test_update_that_broke_off_is_named_as_the_reason_why_there_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil_update_after(monkeypatch, 2)
+
+    with pytest.raises(TrainingError, match="nan"):
+        fit(grpo(steps=5, output=tmp_path / "model"))
+
+    assert "because the update of step 3 broke off, and no checkpoint has an earlier model" in caplog.text
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------- a run that was killed

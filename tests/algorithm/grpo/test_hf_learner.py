@@ -93,7 +93,7 @@ def test_layers_are_computed_again_in_training_and_not_in_evaluation(lora: LoraO
 
     learned(model, gradient_checkpointing=True, importance_cap=2.0, minibatches=1)
 
-    evaluations = passes.count(False)
+    evaluations = passes.count(False) - 2  # which measure the change of the update
     assert evaluations > 1
     assert passes.count(True) == 2 * evaluations
 

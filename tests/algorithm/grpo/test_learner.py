@@ -186,6 +186,28 @@ def test_packs_of_any_size_make_the_same_step(aggregate: str, level: str) -> Non
         torch.testing.assert_close(learned(replace(settings, max_batch_tokens=size), SAMPLES), whole, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize(
+    ("rate", "least", "most"), [(0.0, 0.0, 0.0), (1e-9, 0.0, 1e-7), (1e-3, 1e-7, 0.5), (3.0, 0.5, 99)]
+)
+def test_what_an_update_changed_is_measured_after_its_last_step(
+    minibatches: int, rate: float, least: float, most: float
+) -> None:
+    learner = Learner(SmallModel(), LearnerSettings(learning_rate=rate, minibatches=minibatches))
+
+    found = learner.update([sample(number) for number in range(8)])["learner/update_kl"]
+
+    assert least <= found <= most
+
+
+def test_a_few_of_many_updates_are_measured() -> None:
+    learner = Learner(SmallModel(), LearnerSettings())
+
+    measured = ["learner/update_kl" in learner.update([sample(0)]) for _ in range(12)]
+
+    assert measured == [True] * 6 + [False] * 4 + [True, False]
+
+
 def test_two_epochs_are_two_updates() -> None:
     two_epochs = learned(replace(ONE_STEP, epochs=2), SAMPLES)
     torch.testing.assert_close(two_epochs, learned(ONE_STEP, SAMPLES, SAMPLES), rtol=0, atol=1e-9)
@@ -283,7 +305,7 @@ class Broken(SmallModel):
 
 @pytest.mark.parametrize("gradient_only", [False, True], ids=["loss", "gradient"])
 def test_a_number_that_is_not_finite_stops_before_the_step_is_made(gradient_only: bool) -> None:
-    model = Broken(good_passes=2, gradient_only=gradient_only)
+    model = Broken(good_passes=1 + 2 + 1 + 1, gradient_only=gradient_only)  # the change of an update is measured
     learner = Learner(model, LearnerSettings(minibatches=2))
     learner.update(SAMPLES)
     before, state = weights_of(model), learner.state()
@@ -332,7 +354,7 @@ def test_no_samples_are_an_error() -> None:
 def test_the_model_is_in_training_only_while_it_is_trained() -> None:
     model = SmallModel()
     Learner(model, replace(ONE_STEP, importance_cap=2.0)).update(SAMPLES)
-    assert model.modes == [False, True, False]
+    assert model.modes == [False, False, True, False, False]  # the old model, twice; its step; the new one
 
 
 @pytest.mark.parametrize(("limit", "wanted"), [(10**6, 1), (0, 3)], ids=["small", "large"])

@@ -244,6 +244,20 @@ def test_with_one_reward_at_the_end_turns_are_judged_as_rollouts_are() -> None:
         assert other.token_advantages == pytest.approx([0.0, *[one.advantage] * 2, 0.0, one.advantage])
 
 
+def test_report_of_a_policy_has_the_rewards_of_its_own_calls() -> None:
+    turns = ([1], [2]), ([4], [5])
+    outcomes = [
+        outcome("g", 1.0, token_sequence(*turns, logprobs=[[-1.0], [-1.0]], rewards=[own, 0.5])) for own in (0.0, 1.0)
+    ]
+
+    whole = batch_of(outcomes, SampleSettings()).report.metrics()
+    by_turn = batch_of(outcomes, SampleSettings(credit="turn", discount=0.5)).report.metrics()
+
+    assert (whole["reward/mean"], whole["reward/of_calls"]) == (1.0, 1.0)
+    assert (by_turn["reward/mean"], by_turn["reward/of_calls"]) == (0.75, 1.0)
+    assert by_turn["reward/max"] == 1.25
+
+
 def test_the_reward_of_a_rollout_without_rewards_of_calls_is_that_of_its_last_turn() -> None:
     turns = ([1], [2]), ([4], [5])
     outcomes = [

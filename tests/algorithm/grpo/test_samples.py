@@ -11,8 +11,9 @@ from agentlightning.adapter.trajectory import (
     TokenSequence,
     Trajectory,
 )
-from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, Skipped, batch_of
+from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
+from agentlightning.algorithm.grpo.skipped import Skipped
 from agentlightning.algorithm.intervals import FailedReward
 from agentlightning.errors import ConfigurationError
 from tests.algorithm.sequences import token_sequence
@@ -299,3 +300,16 @@ def test_settings_that_need_something_known_say_what() -> None:
         batch_of([], SampleSettings(guess_truncated=True))
     with pytest.raises(ConfigurationError, match="current_version"):
         batch_of([], SampleSettings(max_staleness=1))
+
+
+@pytest.mark.parametrize("turn", [math.nan, math.inf, None])
+def test_the_reward_of_a_turn_that_is_not_finite_counts_as_none(turn: float | None) -> None:
+    def with_turn(value: float | None, reward: float) -> RolloutOutcome:
+        name = f"ro-{reward}"
+        sequences = (token_sequence(([1], [2, 3]), rewards=[value]),)
+        trajectory = Trajectory(rollout_id=name, attempt_id="at", sequences=sequences)
+        return RolloutOutcome(name, "g", "succeeded", reward, trajectory)
+
+    made = batch_of([with_turn(turn, 1.0), with_turn(0.0, 0.0)], SampleSettings(credit="turn"))
+
+    assert [sample.advantage for sample in made.samples] == pytest.approx([1.0, -1.0], abs=0.3)

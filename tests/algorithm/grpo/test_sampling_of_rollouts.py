@@ -82,6 +82,8 @@ def test_validation_is_sampled_as_the_agent_asks_but_for_the_temperature() -> No
     made.fit(Wishing("plain"), [QUESTION], [QUESTION])
 
     asked = asyncio.run(settings(made, "val"))
-    assert [(body["seed"], body["top_p"], body["top_k"], body["temperature"]) for body in asked] == [
+    of_agent = [body for body in asked if "seed" in body]  # the others are sampled as in training
+    assert [(body["seed"], body["top_p"], body["top_k"], body["temperature"]) for body in of_agent] == [
         (42, 0.01, 1, 0.5)
     ] * 2
+    assert [body["temperature"] for body in asked if body not in of_agent] == [1.0, 1.0]

@@ -1,6 +1,7 @@
 """Runs of APO over a store, with agents and an optimiser of a small world."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,21 @@ async def test_rollout_without_a_reward_counts_as_the_least_there_can_be() -> No
 
     assert apo.result.is_improved
     assert apo.result.seed_score == 1.0
+
+
+async def test_records_reach_a_handler_of_the_public_path_once(caplog: pytest.LogCaptureFixture) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign] # a handler that keeps what it is given
+    public = logging.getLogger("agentlightning.algorithm.apo")
+    public.addHandler(handler)
+    try:
+        with caplog.at_level(logging.INFO, logger="agentlightning"):
+            await optimised(Optimiser(), beam_rounds=1)
+    finally:
+        public.removeHandler(handler)
+
+    texts = [record.getMessage() for record in records]
+    assert any(text.startswith("Candidate ") for text in texts)
+    assert any(text.startswith("APO is done.") for text in texts)
+    assert all(caplog.messages.count(text) == texts.count(text) for text in texts)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentlightning.algorithm.gepa import Lineage
 from agentlightning.store import LightningStore
-from agentlightning.types import LLM, PromptTemplate
+from agentlightning.types import PromptTemplate
 from tests.algorithm.prompts.climbing import evolve
 from tests.simulated_model.server import SEED_PROMPT
 
@@ -34,7 +34,7 @@ async def check_the_store(store: LightningStore, best: str, candidates: Lineage)
 
     assert latest is not None
     assert latest.resources["prompt"] == PromptTemplate(template=best, engine="f-string")
-    assert isinstance(latest.resources["main_llm"], LLM)
+    assert "main_llm" not in latest.resources  # it ended with the run
     assert (run.status, list(Lineage.of_run(run))) == ("succeeded", list(candidates))
     (promoted,) = [one for one in candidates if one.fate == "promoted"]
     line = candidates.ancestry(promoted.version)

@@ -118,6 +118,37 @@ async def test_the_best_prompt_is_published_written_and_explained_by_its_lineage
     assert len({one["group"] for one in sent}) == len(sent)
 
 
+async def test_best_file_is_never_replaced_by_a_worse_result(
+    kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "best.json"
+    await kind.run(output=output)
+    best = output.read_bytes()
+
+    await kind.run(lambda text, answer: text, output=output)  # which finds nothing
+
+    assert [path.name for path in tmp_path.iterdir()] == ["best.json"]
+    assert output.read_bytes() == best
+    assert f"'{output}' stays as an earlier run left it" in caplog.text
+
+
+@pytest.mark.parametrize("former", ["of other tasks", "worse", "no result"])
+async def test_former_best_file_stays_beside_the_new_one(kind: Kind, tmp_path: Path, former: str) -> None:
+    output = tmp_path / "best.json"
+    await kind.run(output=output, tasks=80 if former == "of other tasks" else 60)
+    if former == "worse":
+        output.write_text(json.dumps({**json.loads(output.read_text()), "best_score": 0.1}))
+    elif former == "no result":
+        output.write_text("[1, 2]")
+    before = output.read_bytes()
+
+    algorithm = await kind.run(output=output)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best-1.json", "best.json"]
+    assert (tmp_path / "best-1.json").read_bytes() == before
+    assert json.loads(output.read_text())["best_score"] == algorithm.result.best_score
+
+
 async def test_several_prompts_are_optimised_in_one_run(kind: Kind) -> None:
     greeting = PromptTemplate(template="Greet {name}.", engine="f-string")
 

@@ -9,6 +9,7 @@ import torch
 
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.sft import SFT, Acceptance, FittingSettings, RecordedRollouts
+from agentlightning.engine.checkpoint import load
 from agentlightning.engine.model import CausalModel, logits_of
 from agentlightning.engine.tiny.codec import TinyChatCodec
 from agentlightning.errors import ConfigurationError, TrainingError
@@ -170,3 +171,12 @@ async def test_validation_counts_what_failed_as_the_worst(monkeypatch: pytest.Mo
     assert (await asyncio.wait_for(task, 30)).mean == 0.5
     (point,) = await store.query_metrics(run.run_id)
     assert (point.values["validation/reward"], point.values["validation/failed"]) == (0.5, 1.0)
+
+
+async def test_the_model_is_left_in_the_output_folder(store: InMemoryLightningStore, tmp_path: Path) -> None:
+    algorithm = sft(store, output=tmp_path / "model", fitting=FittingSettings(epochs=1))
+
+    await algorithm.run()
+
+    loaded, _ = load(str(tmp_path / "model"))
+    assert greedy(loaded, "sky") == greedy(algorithm.model, "sky")

@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
+from agentlightning.utils.deprecation import missing_name
+
 if TYPE_CHECKING:
     from agentlightning.adapter import *
     from agentlightning.client import AgentLightningClient as AgentLightningClient
@@ -32,7 +34,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "agentlightning.algorithm": (
         *("Algorithm", "algo", "FastAlgorithm", "Baseline"),
-        *("APO", "GEPA", "GRPO", "SFT", "VERL"),
+        *("APO", "GEPA", "GRPO", "SFT", "VERL", "OptimisationBudget"),
     ),
     "agentlightning.client": ("AgentLightningClient", "DevTaskLoader"),
     "agentlightning.config": ("lightning_cli",),
@@ -119,7 +121,7 @@ def __getattr__(name: str) -> object:
     if name in _PACKAGES:
         return importlib.import_module(f"agentlightning.{name}")
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'agentlightning' has no attribute '{name}'")
+        raise missing_name(__name__, name)
     home, original = _HOME_OF[name]
     value = getattr(importlib.import_module(home), original)
     globals()[name] = value

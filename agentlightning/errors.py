@@ -12,6 +12,7 @@ working, and carries the HTTP status with which a server answers it. All take on
     │   ├── InvalidValue (ValueError)        400  a value the store cannot keep faithfully
     │   ├── RequestConflict (ValueError)     409  one request id, two different requests
     │   ├── PayloadTooLarge (ValueError)     413  above the size limit
+    │   ├── QuotaExceeded (ValueError)       413  the attempt has written as much as it may
     │   ├── NotAllowed (PermissionError)     403  the caller's token does not permit this
     │   │   └── InvalidToken                 401  no token, or one that is wrong or has expired
     │   ├── SpansEvicted (RuntimeError)      410  the spans were dropped to save memory
@@ -43,6 +44,7 @@ __all__ = [
     "InvalidValue",
     "RequestConflict",
     "PayloadTooLarge",
+    "QuotaExceeded",
     "NotAllowed",
     "InvalidToken",
     "SpansEvicted",
@@ -111,6 +113,12 @@ class RequestConflict(StoreError, ValueError):
 
 class PayloadTooLarge(StoreError, ValueError):
     """A span or request above the size limit."""
+
+    http_status = 413
+
+
+class QuotaExceeded(StoreError, ValueError):
+    """An attempt has written as many spans, or as many bytes of them, as the store keeps of one attempt."""
 
     http_status = 413
 

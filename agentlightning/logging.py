@@ -1,4 +1,4 @@
-"""Where log records go: the console, files, and handlers the application brings.
+"""Where log records go: the console, files, and handlers the application brings; and text that is safe to print there.
 
 Nothing here runs at import: a library that is merely imported leaves logging to the application, and every module of
 this package just logs to the logger of its own name. A function below changes the loggers it is told to change and no
@@ -26,6 +26,24 @@ _RICH_FORMAT: Final = "(Process-%(process)d %(name)s)   %(message)s"
 _LEVEL_NAMES: Final = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
 
 _Path: TypeAlias = str | os.PathLike[str]
+
+
+def printable(text: str, kept: str = "") -> str:
+    """The text with spaces for what a terminal could take for a command, but for the characters that are `kept`."""
+    return "".join(one if one.isprintable() or one in kept else " " for one in text)
+
+
+def printable_lines(text: str) -> str:
+    """The text as `printable`, with its lines; all but the first are indented, so that they show as part of it."""
+    first, *rest = printable(text, kept="\n\t").split("\n")
+    return "\n".join([first, *(line if line.startswith((" ", "\t")) or not line else f"    {line}" for line in rest)])
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Writes spaces for commands to a terminal, and indents all lines but the first: none passes for a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
@@ -125,16 +143,16 @@ def _console_handler(*, color: bool, formatter: logging.Formatter | None) -> log
         from rich.logging import RichHandler
 
         handler = RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)
-        handler.setFormatter(formatter or logging.Formatter(_RICH_FORMAT))
+        handler.setFormatter(formatter or _PrintableFormatter(_RICH_FORMAT))
         return handler
     plain = logging.StreamHandler()
-    plain.setFormatter(formatter or logging.Formatter(DEFAULT_FORMAT))
+    plain.setFormatter(formatter or _PrintableFormatter(DEFAULT_FORMAT))
     return plain
 
 
 def _file_handler(path: _Path, formatter: logging.Formatter | None) -> _LogFile:
     handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(formatter or logging.Formatter(DEFAULT_FORMAT))
+    handler.setFormatter(formatter or _PrintableFormatter(DEFAULT_FORMAT))
     return handler
 
 

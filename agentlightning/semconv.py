@@ -48,6 +48,9 @@ AGL_REWARD: Final = "agentlightning.reward"
 AGL_VIRTUAL: Final = "agentlightning.virtual"
 """Span that nobody recorded, made up to hold others together."""
 
+AGL_LATE: Final = "agentlightning.late"
+"""Attribute that a store sets on a reward which came after its rollout had ended; no reader counts such a reward."""
+
 AGL_EVENT_KIND: Final = "agentlightning.event.kind"
 """Attribute that holds the kind of event a span was written as, such as `reward.binary`."""
 

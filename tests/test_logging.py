@@ -209,3 +209,20 @@ def test_module_setup_changes_only_its_logger(capsys: pytest.CaptureFixture[str]
 
     assert "sample)   mine" in capsys.readouterr().err
     assert _state(logging.getLogger(PACKAGE)) == before
+
+
+@pytest.mark.parametrize("where", ["message", "traceback"])
+def test_text_of_others_is_neither_a_record_nor_a_command_to_the_terminal(where: str, tmp_path: Path) -> None:
+    forged = "\x1b]0;mine\x07\x1b[31m\x9b31m\r\n2026-01-01 00:00:00,000 [INFO] (Process-1 x)   all is well\n  kept"
+    setup_logging(console=False, files=tmp_path / "log")
+
+    if where == "message":
+        logging.getLogger(f"{PACKAGE}.x").error("the agent said %s", forged)
+    else:
+        logging.getLogger(f"{PACKAGE}.x").error("failed", exc_info=ValueError(forged))
+    first, *rest = (tmp_path / "log").read_text(encoding="utf-8").split("\n")
+
+    assert "[ERROR]" in first
+    assert all(line.startswith(" ") for line in rest if line)
+    assert not any(sign in first + "".join(rest) for sign in "\x1b\x07\x9b\r")
+    assert "  kept" in rest

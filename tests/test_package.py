@@ -3,10 +3,12 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import agentlightning as agl
+from agentlightning.utils.deprecation import REMOVED
 
 HEAVY = ("fastapi", "aiohttp", "openai", "litellm", "torch", "transformers", "agentops", "pydantic", "opentelemetry")
 LONGEST_IMPORT_SECONDS = 0.25
@@ -45,10 +47,10 @@ MODULES = """
     cli.tokens client config emitter emitter.annotation emitter.exception emitter.message emitter.object
     emitter.reward emitter.utils env_var errors events execution execution.base execution.client_server
     execution.events execution.inter_process execution.shared_memory instrumentation instrumentation.agentops
-    instrumentation.agentops_langchain instrumentation.litellm instrumentation.vllm instrumentation.weave legacy
+    instrumentation.agentops_langchain instrumentation.litellm instrumentation.vllm legacy
     litagent litagent.decorator litagent.litagent logging runner runner.agent runner.base runner.legacy semconv server
     store store.base store.client_server store.memory store.sqlite store.threading store.utils tracer tracer.agentops
-    tracer.base tracer.dummy tracer.http tracer.otel tracer.weave trainer trainer.init_utils trainer.legacy
+    tracer.base tracer.dummy tracer.otel trainer trainer.init_utils trainer.legacy
     trainer.registry trainer.trainer types types.core types.resources types.tracer utils.otel utils.otlp
     utils.server_launcher utils.id utils.metrics utils.system_snapshot
 """
@@ -73,6 +75,37 @@ def test_everything_in_the_table_resolves() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         agl.nonsense  # type: ignore[attr-defined] # noqa: B018
+
+
+REMOVED_NAMES = [
+    ("agentlightning", "HttpTracer", "HttpTracer is gone; use OtelTracer, or the LLM proxy."),
+    ("agentlightning.tracer", "HttpTracer", "HttpTracer is gone; use OtelTracer, or the LLM proxy."),
+    ("agentlightning", "WeaveTracer", "WeaveTracer is gone; use OtelTracer"),
+    ("agentlightning.tracer", "WeaveTracer", "WeaveTracer is gone; use OtelTracer"),
+    ("agentlightning.instrumentation", "WEAVE_INSTALLED", "WEAVE_INSTALLED is gone"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "sentence"), REMOVED_NAMES)
+def test_removed_name_says_what_to_use(module: str, name: str, sentence: str) -> None:
+    with pytest.raises(ImportError, match=sentence):
+        exec(f"from {module} import {name}", {})
+    with pytest.raises(ImportError, match=sentence):
+        getattr(importlib.import_module(module), name)
+    assert name not in dir(importlib.import_module(module))
+
+
+@pytest.mark.parametrize("module", ["tracer.http", "tracer.weave", "instrumentation.weave"])
+def test_removed_module_is_not_found(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"agentlightning.{module}"):
+        importlib.import_module(f"agentlightning.{module}")
+
+
+def test_every_removed_name_is_in_the_table_of_the_migration_page() -> None:
+    page = (Path(__file__).parents[1] / "docs/how-to/migrate.md").read_text()
+    table = page.partition("## What went, and what to use")[2].partition("\n## ")[0]
+
+    assert [name for name in REMOVED if f"`{name}`" not in table] == []
 
 
 def test_table_lists_all_of_the_types_and_of_the_store() -> None:

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Sequence
 
 import agentlightning
-from agentlightning.cli.command import CommandParser, say, similar_word
+from agentlightning.cli.command import CommandParser, say
 from agentlightning.errors import AgentLightningError
+from agentlightning.utils.spelling import similar_word
 
 __all__ = ["COMMANDS", "main", "module_of"]
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130
-"""What shells give for a program that Ctrl-C has ended."""
+INTERRUPTED, TERMINATED = 130, 143
+"""What shells give for a program that Ctrl-C has ended, or SIGTERM."""
 COMMANDS = {
     "demo": "watch an agent learn, in a minute or two",
     "store": "serve a store, look into it, copy it, move it",

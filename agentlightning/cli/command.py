@@ -5,23 +5,22 @@ word that is nearly right is answered with the right one.
 """
 
 import argparse
-import difflib
 import json
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from agentlightning.logging import setup
+from agentlightning.utils.spelling import similar_word
 
 LAST_PORT: Final = 65535
 LOG_LEVELS: Final = "DEBUG, INFO, WARNING or ERROR"
 _WRONG_USE: Final = 2
 _END_OF_OPTIONS: Final = "--"
-_LEAST_SIMILARITY: Final = 0.7
 
 
 @dataclass(frozen=True)
@@ -131,12 +130,6 @@ class CommandParser(argparse.ArgumentParser):
             choices = [str(choice) for choice in action.choices]
             message = f"invalid choice: {value!r} (choose from {', '.join(choices)})"
             raise argparse.ArgumentError(action, message + _suggested(similar_word(str(value), choices)))
-
-
-def similar_word(word: str, known: Iterable[str]) -> str | None:
-    """The word that was probably meant; None if none is similar."""
-    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=_LEAST_SIMILARITY)
-    return found[0] if found else None
 
 
 def _suggested(word: str | None) -> str:

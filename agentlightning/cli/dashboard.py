@@ -25,7 +25,9 @@ from agentlightning.cli.stores import first_response, is_remote, open_store
 from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
 from agentlightning.errors import IncompatibleStore
 from agentlightning.store import LightningStoreServer
+from agentlightning.store.http.reader_file import reader_access, runtime_folder
 from agentlightning.store.http.tokens import Scope, sign_token
+from agentlightning.utils.private_files import replaced_file
 from agentlightning.utils.server_launcher import ending_signal
 
 LOOPBACK = "127.0.0.1"
@@ -48,7 +50,8 @@ examples:
   agl dashboard http://trainer:4747          look at the store of a running server
 
 A file is shown to whoever has the printed address, which holds a token; keep it to yourself.
-If a running server wants a token, the page asks for it.
+The store of a training of yours on this machine needs no more; of another server that wants a token, the page asks
+for it.
 """
 
 
@@ -69,10 +72,12 @@ def _run(arguments: argparse.Namespace) -> int | None:
     opens_browser = not arguments.no_browser and sys.stdout.isatty() and has_screen
     if not is_remote(arguments.store):
         return asyncio.run(_serve(arguments, opens_browser))
-    url = asyncio.run(_page_of(arguments.store))
+    access = reader_access(arguments.store)
+    page = asyncio.run(_page_of(access.address))
+    url = page if access.token is None or "#" in page else address_with_token(page, access.token)
     _show(f"The dashboard: {url}")
     if opens_browser:
-        webbrowser.open(url)
+        webbrowser.open(url if url == page else _signpost(runtime_folder(), url))
     return None
 
 
@@ -123,11 +128,17 @@ def _browser_opened(url: str) -> Iterator[None]:
     that leads to the address.
     """
     with tempfile.TemporaryDirectory(prefix="agl-dashboard-") as folder:  # nobody else may look into it
-        file = Path(folder, "dashboard.html")
-        file.write_text(SIGNPOST.format(address=html.escape(url)), encoding="utf-8")
+        page = _signpost(Path(folder), url)
         # Beside our work, for some browsers are waited for.
-        threading.Thread(target=webbrowser.open, args=(file.as_uri(),), daemon=True, name="agl-browser").start()
+        threading.Thread(target=webbrowser.open, args=(page,), daemon=True, name="agl-browser").start()
         yield
+
+
+def _signpost(folder: Path, url: str) -> str:
+    """The address of a page in a folder of our own that leads to an address with a token."""
+    with replaced_file(folder / "dashboard.html") as file:
+        file.write(SIGNPOST.format(address=html.escape(url)).encode())
+    return (folder / "dashboard.html").as_uri()
 
 
 def _show(text: str) -> None:

@@ -16,13 +16,14 @@ from typing import Any, Final
 from rich.console import Console
 from rich.markup import escape
 
-from agentlightning.cli import INTERRUPTED
+from agentlightning.cli import INTERRUPTED, TERMINATED
 from agentlightning.cli.command import Command, CommandParser, finite_number, named_path, positive_number, print_json
 from agentlightning.cli.demo_report import SIDES, Example, PhaseSentinel, Report, read_report, show_report, skills_of
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
 from agentlightning.litagent import rollout
 from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer.views import agl_command, dashboard_command
 from agentlightning.types import Rollout
 from agentlightning.utils.installation import install_command
 
@@ -123,13 +124,13 @@ def _run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     try:
         algorithm = _trained(arguments, folder)
-    finally:
-        if arguments.folder is None and not any(folder.iterdir()):  # it failed before it began
-            folder.rmdir()
-    if algorithm.result is None:  # Ctrl-C ends a training, and not with an error
+    except KeyboardInterrupt:
         stopped = f"Stopped; {_way_on(arguments, folder)}"
         Console(stderr=True).print(stopped, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
+    finally:
+        if arguments.folder is None and folder.is_dir() and not any(folder.iterdir()):  # it failed before it began
+            folder.rmdir()
     if arguments.folder is None:  # nobody will resume from there, and the trained model is written
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     report = asyncio.run(_read(folder, arguments.questions))
@@ -147,7 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _way_on(arguments: argparse.Namespace, folder: Path) -> str:
     """How to continue a training that was stopped; a temporary folder without a checkpoint is of no use and goes."""
-    again = "agl demo"
+    again = f"{agl_command()} demo"
     for name, default in (("questions", QUESTIONS), ("reward", ANSWERS)):
         if getattr(arguments, name) != default:
             again += f" --{name} {getattr(arguments, name)}"
@@ -163,7 +164,11 @@ def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
     from agentlightning.algorithm.grpo import GRPO, LearnerSettings
     from agentlightning.trainer import Trainer
 
-    algorithm = GRPO(
+    class DemoTraining(GRPO):
+        def resume_hint(self) -> str:
+            return ""  # the command has a sentence of its own
+
+    algorithm = DemoTraining(
         "tiny",
         tasks_per_step=TASKS_PER_STEP[arguments.questions],
         steps=arguments.steps or MOST_STEPS[arguments.reward],
@@ -190,6 +195,8 @@ def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
         train_dataset=training_tasks(arguments.questions, arguments.seed),
         val_dataset=held_out_tasks(arguments.questions),
     )
+    if algorithm.result is None:  # SIGTERM lets a training return
+        raise SystemExit(TERMINATED)
     return algorithm
 
 
@@ -247,10 +254,10 @@ def _show(report: Report, algorithm: Any, folder: Path, seconds: float) -> None:
     progress = algorithm.progress
     console.print(f"Steps: {progress.step}. Training rollouts: {progress.rollouts:,}. Seconds in all: {seconds:.0f}.\n")
     console.print(f"The store:         {escape(str(folder / 'runs.db'))}", soft_wrap=True)
-    console.print(f"  the dashboard:   agl dashboard {escape(str(folder / 'runs.db'))}", soft_wrap=True)
+    console.print(f"  the dashboard:   {escape(dashboard_command(str(folder / 'runs.db')))}", soft_wrap=True)
     console.print(f"The trained model: {escape(str(folder / 'model'))}", soft_wrap=True)
-    console.print(f"  serve it:        agl serve {escape(str(folder / 'model'))}", soft_wrap=True)
-    console.print("  score it:        agl eval --help", soft_wrap=True)
+    console.print(f"  serve it:        {escape(agl_command())} serve {escape(str(folder / 'model'))}", soft_wrap=True)
+    console.print(f"  score it:        {escape(agl_command())} eval --help", soft_wrap=True)
 
 
 def _left(folder: Path, *, is_temporary: bool) -> str:

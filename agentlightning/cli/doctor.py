@@ -43,6 +43,13 @@ _REQUIREMENT: Final = re.compile(
 _EXTRA: Final = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 _LIMIT: Final = re.compile(r"(>=|<=|==|!=|<|>)\s*(\d[\w.]*)")
 _OWN_EXTRAS: Final = frozenset(["dev", "docs", "test"])
+_EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
+    "openai": ("openai", "apo_room_selector, calc_x, calc_x_verl, multi_agent, notebook, observe_openai, sql_agent"),
+    "langchain": ("langgraph", "sql_agent"),
+    "train": ("torch", "any_language, calc_x, multi_agent, notebook"),
+    "verl": ("verl", "calc_x_verl"),
+}
+"""Extras that the examples need: a module of each, and the examples."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,17 @@ class Check:
 
 def examine() -> Iterator[Check]:
     """Look at everything, one thing at a time: some of it takes a second."""
-    for check in (_python, _packages, _graphics_card, _loopback, _proxy_variables, _disk, _open_files, _one_rollout):
+    for check in (
+        _python,
+        _packages,
+        _examples,
+        _graphics_card,
+        _loopback,
+        _proxy_variables,
+        _disk,
+        _open_files,
+        _one_rollout,
+    ):
         yield check()
 
 
@@ -134,6 +151,13 @@ def _numbers(version: str) -> list[int]:
     while numbers and numbers[-1] == 0:  # 1.0 is 1
         numbers.pop()
     return numbers
+
+
+def _examples() -> Check:
+    """An extra that only some examples need is not missing, but its lack explains why these do not start."""
+    lacking = [extra for extra, (module, _) in _EXTRAS.items() if importlib.util.find_spec(module) is None]
+    told = [f"{_EXTRAS[extra][1]} need the extra '{extra}' (`{install_command(extra)}`)" for extra in lacking]
+    return Check("examples", "; ".join(told) or "the packages of all are here")
 
 
 def _graphics_card() -> Check:

@@ -19,6 +19,7 @@ from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.batches import Batches, Score, score_of
 from agentlightning.algorithm.intervals import FailedChoice, FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import report_metrics
+from agentlightning.cli import TERMINATED
 from agentlightning.cli.command import (
     Command,
     CommandParser,
@@ -121,8 +122,8 @@ def _run(arguments: argparse.Namespace) -> None:
             progress="off",
         )
         trainer.fit(agent, val_dataset=tasks)
-    if evaluation.score is None:  # Ctrl-C ends a training, and not with an error
-        raise KeyboardInterrupt
+    if evaluation.score is None:  # SIGTERM lets a training return
+        raise SystemExit(TERMINATED)
     _report(arguments, evaluation.score, time.monotonic() - began)
 
 

@@ -7,19 +7,21 @@ import argparse
 import asyncio
 import difflib
 import functools
+import json
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.cli.command import Command, CommandParser
-from agentlightning.cli.stores import open_store
+from agentlightning.cli.stores import for_reading, open_store
 from agentlightning.cli.why import judged
 from agentlightning.errors import AgentLightningError, ConfigurationError
 from agentlightning.store import LightningStore
 from agentlightning.types import NamedResources, PromptTemplate, RolloutStatus
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.secret_names import masked
 
 MOST_ROWS: Final = 100
 """A coding agent reads an answer whole, so that long lists cost it dearly."""
@@ -157,13 +159,13 @@ def _shortened(value: object) -> str:
 
 
 def _texts(resources: NamedResources) -> list[str]:
-    """Line by line; keys of models are not shown."""
+    """Line by line, with secrets masked as for readers."""
     lines = []
     for name, resource in sorted(resources.items()):
         text = (
             resource.template
             if isinstance(resource, PromptTemplate)
-            else resource.model_dump_json(indent=2, exclude={"api_key"})
+            else json.dumps(masked(resource.model_dump(mode="json")), indent=2, ensure_ascii=False)
         )
         lines += [f"[{name}]", *text.splitlines()]
     return lines
@@ -181,7 +183,8 @@ def _run(arguments: argparse.Namespace) -> int:
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError as error:
         raise ConfigurationError(f"`agl mcp` needs the package mcp: run `{install_command('mcp')}`.") from error
-    tools = StoreTools(open_store(arguments.store, arguments.token, must_exist=True))
+    access = for_reading(arguments.store, arguments.token)
+    tools = StoreTools(open_store(access.address, access.token, must_exist=True))
     server = MCPServer("agentlightning", instructions=INSTRUCTIONS, log_level="WARNING")
     offered: list[Callable[..., Awaitable[object]]] = [
         *(tools.runs, tools.run, tools.why, tools.rollouts, tools.rollout, tools.diff),

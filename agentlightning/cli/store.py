@@ -24,6 +24,7 @@ from agentlightning.cli.command import (
 )
 from agentlightning.cli.stores import (
     existing_file,
+    for_reading,
     is_database,
     is_remote,
     open_store,
@@ -43,6 +44,7 @@ from agentlightning.store import (
 )
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
+from agentlightning.store.local import DEFAULT_MAX_ATTEMPT_BYTES, DEFAULT_MAX_ATTEMPT_SPANS
 from agentlightning.utils.metrics import ConsoleMetricsBackend
 from agentlightning.utils.server_launcher import ending_signal, tune_process
 
@@ -87,6 +89,20 @@ def _add_arguments(parser: CommandParser) -> None:
         metavar="SECONDS",
         help="how long a worker with heartbeats may be silent until its work is given to others (default: %(default)g)",
     )
+    parser.add_argument(
+        "--max-attempt-bytes",
+        type=positive_number,
+        default=DEFAULT_MAX_ATTEMPT_BYTES,
+        metavar="BYTES",
+        help="how much the spans of one attempt may take (default: %(default)d)",
+    )
+    parser.add_argument(
+        "--max-attempt-spans",
+        type=positive_number,
+        default=DEFAULT_MAX_ATTEMPT_SPANS,
+        metavar="SPANS",
+        help="how many spans one attempt may have (default: %(default)d)",
+    )
     parser.add_argument("--n-workers", type=positive_number, default=1, help="server processes, not for a memory store")
     parser.add_argument(
         "--tracker", action="append", choices=["prometheus", "console"], help="prometheus is always at /metrics"
@@ -116,7 +132,8 @@ def _run(arguments: argparse.Namespace) -> int | None:
                 f"`agl store {verb}` needs the file of a store, and '{address}' is a server; run it on the server's "
                 "machine, with the path of its file."
             )
-        asyncio.run(_report(arguments, statistics_of(address, arguments.token)))
+        access = for_reading(address, arguments.token)
+        asyncio.run(_report(arguments, statistics_of(access.address, access.token)))
     elif verb == "import":
         _import(arguments)
     else:
@@ -158,7 +175,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 def chosen_store(arguments: argparse.Namespace) -> LightningStore:
     """The store that `--backend`, `--path` and `--dsn` name."""
     backend = arguments.backend or ("sqlite" if arguments.path is not None else "memory")
-    options: dict[str, Any] = {"lost_worker_seconds": arguments.lost_worker_seconds}
+    named = ("lost_worker_seconds", "max_attempt_bytes", "max_attempt_spans")
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in named}
     if arguments.dsn is not None and backend != "postgres":
         raise ConfigurationError(f"--dsn needs --backend postgres; a {backend} store has no database.")
     if arguments.path is not None and backend != "sqlite":

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
+from agentlightning.store.http.reader_file import ReaderAccess, reader_access
 
 FIRST_RESPONSE_SECONDS = 8.0
 """How long a server may take for its first response; those that follow may take longer, for a store may be busy."""
@@ -26,6 +28,11 @@ def is_remote(address: str) -> bool:
 def is_database(address: str) -> bool:
     """Whether it is the address of a PostgreSQL database."""
     return address.startswith(("postgresql://", "postgres://"))
+
+
+def for_reading(address: str, token: str | None) -> ReaderAccess:
+    """Address and token of a command that only reads, which a training of this user lets in without being given one."""
+    return reader_access(address, resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
 
 
 def open_store(address: str | None, token: str | None = None, *, must_exist: bool = False) -> LightningStore:

@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 from agentlightning.cli.command import Command, CommandParser, print_json
-from agentlightning.cli.stores import opened_store
+from agentlightning.cli.stores import for_reading, opened_store
 from agentlightning.errors import ConfigurationError
+from agentlightning.logging import printable
 from agentlightning.store import LightningStore
-from agentlightning.utils.clipped_text import printable
 from agentlightning.verdict import verdict_of_rollout, verdict_of_run
 
 EXAMPLES = """\
@@ -32,7 +32,8 @@ def _add_arguments(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    with opened_store(arguments.store, arguments.token, must_exist=True) as store:
+    access = for_reading(arguments.store, arguments.token)
+    with opened_store(access.address, access.token, must_exist=True) as store:
         found, lines = asyncio.run(judged(store, arguments.id))
     if arguments.json:
         print_json(found)

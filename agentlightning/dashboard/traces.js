@@ -60,6 +60,7 @@ export function rewardsOf(span) {
 function statedBy(span) {
   const found = [];
   const attributes = span.attributes ?? {};
+  if ("agentlightning.late" in attributes) return found; // it came after its rollout had ended
   for (let i = 0; `agentlightning.reward.${i}.value` in attributes; i++) {
     const name = attributes[`agentlightning.reward.${i}.name`] ?? "primary";
     found.push([String(name), attributes[`agentlightning.reward.${i}.value`]]);
@@ -242,7 +243,17 @@ export function repeated(call, before) {
 }
 
 function key(message) {
-  return JSON.stringify([message.role, message.content, message.calls.map((call) => [call.name, call.arguments])]);
+  const calls = message.calls.map((call) => [call.name, compact(call.arguments)]);
+  return JSON.stringify([message.role, message.content, calls]);
+}
+
+// JSON without the spaces in which two recordings of one call may differ; anything else as it is.
+function compact(text) {
+  try {
+    return JSON.stringify(JSON.parse(text));
+  } catch {
+    return text;
+  }
 }
 
 // ------------------------------------------------------------------ the tree

@@ -14,6 +14,7 @@ import pytest
 
 from agentlightning.cli import main
 from agentlightning.cli.demo import _part
+from agentlightning.trainer.views import agl_command
 from agentlightning.utils.installation import install_command
 from tests import warm_python
 
@@ -102,7 +103,7 @@ def test_the_control_is_trained_with_rewards_by_chance_and_gains_nothing(tmp_pat
 
     check_report(report, steps=1, questions=1)
     assert (report["reward"], report["questions"]) == ("random", 1)
-    assert verdict["sentence"].startswith("Nothing was gained")
+    assert verdict["sentence"].startswith("Too short to say what was gained")
     assert 0.2 < report["steps"][0]["reward/mean"] < 0.8  # of 64 coins
     assert report["steps"][0]["solved"] < 0.2
 
@@ -121,8 +122,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         _, told = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     has_checkpoint = any(tmp_path.glob("checkpoints/**/step-*"))  # one that was being written may be done
-    assert (f"go on with: agl demo --folder {tmp_path} --resume" in told) == has_checkpoint
-    assert (f"begin again with: agl demo --folder {tmp_path}" in told) != has_checkpoint
+    assert (f"go on with: {agl_command()} demo --folder {tmp_path} --resume" in told) == has_checkpoint
+    assert (f"begin again with: {agl_command()} demo --folder {tmp_path}" in told) != has_checkpoint
 
 
 @pytest.mark.slow

@@ -44,9 +44,9 @@ async def path(tmp_path: Path) -> Path:
     store = SqliteLightningStore(file)
     for number, text in enumerate(("Answer.", "Answer briefly.")):
         prompt = PromptTemplate(template=text, engine="f-string")
-        await store.update_resources(
-            f"r{number}", {"llm": LLM(endpoint="http://x", model="m", api_key="secret"), "p": prompt}
-        )
+        headers = {"extra_headers": {"Authorization": f"Bearer secret-{number}"}, "temperature": number}
+        llm = LLM(endpoint="http://x", model="m", api_key="secret", sampling_parameters=headers)
+        await store.update_resources(f"r{number}", {"llm": llm, "p": prompt})
     run = await Recorded(store).begin()  # type: ignore[arg-type]
     for step in range(3):
         await run.group([0.0] * 4, step=step)
@@ -72,6 +72,7 @@ async def test_a_coding_agent_finds_out_why_nothing_was_learned(path: Path) -> N
     assert why["findings"][0]["name"] == "all_wrong"
     assert (len(rows), rollout["reward"], len(rollout["attempts"])) == (2, 0.0, 1)
     assert ("-Answer." in diff, "+Answer briefly." in diff, "secret" in diff) == (True, True, False)
+    assert '"temperature": 1' in diff
     assert ["There is no" in error for error in errors] == [True, True]
 
 

@@ -1,6 +1,8 @@
 """`agl why` and `agl doctor`: what a run gained, what became of a rollout, and how the installation is."""
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,23 @@ def test_a_proxy_that_would_catch_local_calls_is_found(
     assert main(["doctor"]) == 1
 
     assert "Set NO_PROXY=127.0.0.1,localhost." in capsys.readouterr().out
+
+
+def test_extra_that_an_example_needs_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openai" else find(name))
+
+    said = doctor._examples().said
+
+    assert "observe_openai, sql_agent need the extra 'openai' (`pip install" in said
+    assert "'train'" not in said
+
+
+def test_extras_of_the_examples_are_those_that_their_pages_name() -> None:
+    named: dict[str, set[str]] = {}
+    for page in (Path(__file__).parents[2] / "examples").glob("*/README.md"):
+        (line,) = re.findall(r"pip install .*-e (\S+)", page.read_text())[:1]
+        for extra in re.findall(r"[\w-]+", line):
+            named.setdefault("openai" if extra == "apo" else extra, set()).add(page.parent.name)
+
+    assert named == {extra: set(examples.split(", ")) for extra, (_, examples) in doctor._EXTRAS.items()}

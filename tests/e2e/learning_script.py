@@ -36,6 +36,7 @@ def main() -> None:
         steps=steps,
         learning=LearnerSettings(threads=1),
         checkpoints=folder / "checkpoints",
+        output=folder / "model",
         save_every=save_every,
         resume=True,
         seed=SEED,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +189,28 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
 
         os.kill(process.pid, signal.SIGINT)
 
-        process.wait(60)
+        assert process.wait(60) == -signal.SIGINT
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
     kept = latest(tmp_path)
     assert kept.step >= 1
     assert kept.progress["version"] <= kept.step
     assert kept.progress["curriculum"]["position"] == kept.step * 16
+    said = (tmp_path / "errors").read_text()
+    assert f"Stopped at step {kept.step}; the same script with GRPO(resume=True, checkpoints=" in said
+
+
+def test_two_sigterms_leave_the_model_of_the_last_whole_step(tmp_path: Path) -> None:
+    with training(tmp_path, steps=500, save_every=1000) as process:
+        until(lambda: steps_in(tmp_path) >= 1, process, tmp_path)
+        family = psutil.Process(process.pid).children(recursive=True)
+
+        for one in (process, process, *family):  # as `timeout` does: to its child, and then to the group
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                one.send_signal(signal.SIGTERM)
+
+        process.wait(60)  # what follows `fit` in the script asserts a result, which a stopped run has not
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    notes = json.loads((tmp_path / "model" / "agentlightning.json").read_text())
+    assert notes["version"] == latest(tmp_path).progress["version"] >= 1

@@ -87,7 +87,8 @@ def test_ctrl_c_stops_a_fit_inside_an_event_loop() -> None:
     trainer = agl.Trainer(algorithm=endless, strategy="shm", progress="off")
 
     async def main() -> list[str]:
-        trainer.fit(succeed)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(succeed)
         return [run.status for run in await trainer.store.query_runs()]
 
     assert asyncio.run(main()) == ["stopped"]
@@ -100,7 +101,8 @@ def test_ctrl_c_in_the_agent_stops_a_dev() -> None:
         return threading.Event().wait(60)
 
     trainer = agl.Trainer(progress="off")
-    trainer.dev(agent, [1, 2, 3])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.dev(agent, [1, 2, 3])
 
     (run,) = asyncio.run(trainer.store.query_runs())
     assert run.status == "stopped"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.trainer.views import agl_command
 
 
 def one(task: Any) -> float:
@@ -50,8 +51,8 @@ def test_the_first_line_says_where_to_look(capsys: pytest.CaptureFixture[str], t
     fit(no_steps, store=f"sqlite:///{tmp_path}/runs.db")
 
     first, *_, last = capsys.readouterr().err.splitlines()
-    assert re.match(rf"nightly  0:00  run \S+  store {tmp_path}/runs.db  look at it: agl dashboard ", first)
-    assert last.endswith(f"look at it again: agl dashboard {tmp_path}/runs.db")
+    assert re.match(rf"nightly  0:00  run \S+  store {tmp_path}/runs.db  look at it: \S*agl dashboard ", first)
+    assert last.endswith(f"look at it again: {agl_command()} dashboard {tmp_path}/runs.db")
 
 
 def test_the_last_line_says_how_it_went(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 LAST_LINE = re.compile(r"even numbers: [\d.]+ \[.*\(n=2\) -> [\d.]+ \[.*\(n=2\)$", re.MULTILINE)
 """What a training prints at its end, once it is shortened."""
-ROLLOUTS = 2 * 4 + 2 * 2 * 2
-"""Of such a training: a step with two groups of four; before and after, two tasks greedily and as they are sampled."""
+ROLLOUTS = 2 * 8 + 2 * 2 * 2
+"""Of such a training: a step with two groups of eight; before and after, two tasks greedily and as they are sampled."""
 _SAVED = re.compile(
     r"Save this as `(?P<name>[\w.]+)`[^\n]*:\n\n(?:<!-- [^\n]+ -->\n)?```\w+\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_SHORT = {"steps=12": "steps=1, tasks_per_step=2, group_size=4", "n_runners=4": "n_runners=1", "[:32]": "[:2]"}
+_SHORT = {"steps=12": "steps=1, tasks_per_step=2, group_size=8", "n_runners=4": "n_runners=1", "[:32]": "[:2]"}
 
 
 def programs_of(page: str) -> dict[str, str]:

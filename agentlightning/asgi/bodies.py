@@ -1,4 +1,4 @@
-"""The bodies of one server: how much memory those of requests and answers may take, and how large ones are parsed.
+"""The bodies of requests to one server: how much memory they may take, and how large ones are parsed.
 
 Parsing holds Python's lock from the first byte to the last, so a thread alone keeps nobody else served. What a body may
 cost is therefore bounded before it is parsed: a scan, piece by piece, counts its values. What is left is parsed in a
@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 from agentlightning.asgi.compression import THREAD_FROM_BYTES, decompress
@@ -18,7 +18,7 @@ from agentlightning.env_var import LightningEnvVar, resolve_int_env_var
 from agentlightning.errors import PayloadTooLarge
 from agentlightning.utils.deadline import within
 
-__all__ = ["LARGE_BYTES", "Answers", "Bodies", "Room", "check_values"]
+__all__ = ["LARGE_BYTES", "Bodies", "Room", "check_values"]
 
 ResultT = TypeVar("ResultT")
 
@@ -34,8 +34,6 @@ SLOWEST_BYTES_PER_SECOND: Final = 256 * 1024
 """A body that comes more slowly is given up while others wait for its memory."""
 GRACE_SECONDS: Final = 2.0
 """How long a body may be slow."""
-_OBJECTS_FACTOR: Final = 4
-"""How much more memory objects take than their JSON."""
 _PIECE_BYTES: Final = 64 * 1024
 """Scanned at a time, so that other threads have their turn in between."""
 _MARKS: Final = b",[{"
@@ -154,25 +152,6 @@ def _steady(receive: Receive, room: Room) -> Receive:
                 return message
 
     return receive_steadily
-
-
-class Answers:
-    """Keeps few large answers in memory at a time, until they are sent.
-
-    How large an answer will be is known once it has been read from a store. So it is taken to be as large as the
-    largest of its kind before it, which is forgotten slowly; the first of a kind is made alone.
-    """
-
-    def __init__(self) -> None:
-        self._room = Room(ROOM_BYTES)
-        self._largest: dict[str, int] = {}
-
-    def room_for(self, kind: str) -> AbstractAsyncContextManager[None]:
-        return self._room.taken(self._largest.get(kind, ROOM_BYTES))
-
-    def count(self, kind: str, size: int) -> None:
-        """Remember the bytes that an answer had as JSON."""
-        self._largest[kind] = max(size * _OBJECTS_FACTOR, self._largest.get(kind, 0) * 99 // 100)
 
 
 class ValueCount:

@@ -6,13 +6,33 @@ the memory.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 30.0
 MOST_HEAD_BYTES = 64 * 1024
+_TRANSPORT = "agentlightning.transport"
+"""The key of a connection's transport in the `state` of its scopes."""
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Outbox:
+    """What of a connection has been written and has not left this process."""
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        self._transport: Any = scope.get("state", {}).get(_TRANSPORT)
+
+    def unsent_bytes(self) -> int:
+        size: int = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return size
+
+    async def abort(self) -> None:
+        """End the connection without sending the rest, for which closing it would wait."""
+        if self._transport is not None:
+            self._transport.abort()
+            await asyncio.sleep(0)  # its protocol is told in the next round of the loop
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -25,6 +45,7 @@ class TimedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.app_state = {**self.app_state, _TRANSPORT: transport}
         self._start_clock()
 
     def data_received(self, data: bytes) -> None:

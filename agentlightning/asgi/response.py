@@ -2,14 +2,20 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
 import orjson
 
+from agentlightning.asgi.answers import Answers, patience_seconds
+from agentlightning.asgi.bodies import SMALL_BYTES
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, compressed_parts
-from agentlightning.asgi.request import Disconnected, Message, Send
+from agentlightning.asgi.protocol import Outbox
+from agentlightning.asgi.request import Message, Send
 from agentlightning.errors import AgentLightningError
 
 Header = tuple[bytes, bytes]
@@ -18,8 +24,6 @@ NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 """Keeps browsers from taking an answer for a script or a page because of what it holds."""
 WHOLE_BYTES: Final = 256 * 1024
 """Answers up to this are made in the event loop."""
-UNREAD_SECONDS: Final = 60.0
-"""After this time the rest of a large answer is given up."""
 _UNAUTHORIZED, _REQUEST_TIMEOUT = 401, 408
 
 
@@ -51,29 +55,70 @@ class Response:
 
 @dataclass(frozen=True)
 class LargeResponse:
-    """An answer that is made in a thread and sent part by part, so that it holds up nobody and is never kept whole.
+    """An answer that is made in a thread and sent part by part, so that it holds up nobody.
 
-    A client that stops to read it is taken for gone (`Disconnected`).
+    The rest is made at once for a client that reads slowly; one that reads too slowly is taken for gone
+    (`Disconnected`).
     """
 
     status: int
     parts: Iterable[bytes]
 
-    async def send(self, send: Send, *, accept_encoding: str = "") -> None:
-        """Make and send it, compressed if the header `accept_encoding` of the request allows that."""
+    async def send(
+        self, send: Send, *, accept_encoding: str, answers: Answers, outbox: Outbox, memory: AsyncExitStack
+    ) -> None:
+        """Make and send it, compressed if the header `accept_encoding` of the request allows that.
+
+        Args:
+            memory: What it takes to make it; left when it is made.
+        """
         headers = [(b"content-type", b"application/json"), NOSNIFF]
         parts = iter(self.parts)
         if _accepts_gzip(accept_encoding):
             parts = compressed_parts(parts)
             headers.append((b"content-encoding", b"gzip"))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        size, waited = 0, 0.0
         while part := await asyncio.to_thread(next, parts, b""):
-            sending = send({"type": "http.response.body", "body": part, "more_body": True})
+            size += len(part)
+            began = time.monotonic()
+            sending = asyncio.ensure_future(_send_part(send, part))
             try:
-                await asyncio.wait_for(sending, UNREAD_SECONDS)
-            except asyncio.TimeoutError:
-                raise Disconnected(f"The client has read nothing for {UNREAD_SECONDS:g} s.") from None
+                await asyncio.wait([sending], timeout=max(patience_seconds(size) - waited, 0.0))
+                waited += time.monotonic() - began
+                if not sending.done():
+                    rest = deque([part, *await asyncio.to_thread(list, parts)])
+                    await memory.aclose()
+                    await _send_slowly(send, sending, rest, answers, outbox)
+                await sending
+            finally:
+                sending.cancel()
         await send({"type": "http.response.body", "body": b""})
+        if outbox.unsent_bytes() > SMALL_BYTES:  # the last part may be long
+            await memory.aclose()
+            await answers.until_read(outbox.unsent_bytes)
+
+
+def _send_part(send: Send, part: bytes) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def _send_slowly(
+    send: Send, sending: "asyncio.Future[None]", parts: deque[bytes], answers: Answers, outbox: Outbox
+) -> None:
+    """Send the parts, of which the first is on its way."""
+
+    async def send_all() -> None:
+        await sending
+        while parts.popleft() and parts:
+            await _send_part(send, parts[0])
+
+    rest = asyncio.create_task(send_all())
+    try:
+        await answers.until_read(lambda: 0 if rest.done() else sum(map(len, parts)) + outbox.unsent_bytes())
+        await rest
+    finally:
+        rest.cancel()
 
 
 def response_of(status: int, parts: Iterator[bytes]) -> Response | LargeResponse:

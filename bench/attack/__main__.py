@@ -65,6 +65,8 @@ LOADS = [
     Load("600 silent or slow connections", "11, 16", "store", loads.silent_connections),
     Load("header of 8 MB", "11", "store", loads.large_header),
     Load("500 subscribers that do not read", "16", "store", loads.deaf_subscribers),
+    Load("200 queries of 20 MB that nobody reads", "1", "store", loads.unread_answers),
+    Load("pages of 24 MB read at 16 kB/s", "3", "store", loads.slow_reader),
     Load("50,000 waits on a connection", "16", "store", loads.waiting_calls),
     Load("1,000 long polls", "16", "store", loads.long_polls),
     Load("6,000 ids of 8 kB", "16", "store", loads.long_ids),

@@ -20,6 +20,7 @@ MEGABYTE = 1024**2
 CONNECT_ERRORS = (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, aiohttp.ClientError)
 ENQUEUE = "/v1/agl/queues/rollouts/enqueue"
 LIVE = "/v1/agl/live"
+SMALL_QUERY_SECONDS = 0.25
 Load = Callable[[Site], Awaitable[str | None]]
 
 
@@ -198,6 +199,72 @@ async def deaf_subscribers(site: Site) -> str | None:
     for writer in writers:
         writer.transport.abort()
     return None if rate > 0 else f"{rate:.0f} rollouts a second were enqueued"
+
+
+async def fill_rollout(client: aiohttp.ClientSession, rollout_id: str, megabytes: int) -> None:
+    """A rollout with so many spans of one megabyte."""
+    async with client.post(
+        "/v1/agl/queues/rollouts/enqueue-one", json={"input": 1, "rollout_id": rollout_id}
+    ) as answer:
+        assert answer.status == 201, await answer.text()
+    async with client.post("/v1/agl/queues/rollouts/dequeue", json={"limit": 9}) as answer:
+        (claim,) = [claim for claim in await answer.json() if claim["rollout_id"] == rollout_id]
+    ids = {"rollout_id": rollout_id, "attempt_id": claim["attempt"]["attempt_id"]}
+    for number in range(megabytes):
+        times = {"start_time": 1.0, "end_time": 2.0}
+        span = {**ids, **times, "name": "s", "sequence_id": number + 1, "attributes": {"text": "x" * MEGABYTE}}
+        async with client.post("/v1/agl/spans", json=span) as answer:
+            assert answer.status in (200, 201), await answer.text()
+
+
+async def small_queries(server: Server, seconds: float) -> str | None:
+    """Queries of another reader for a few items, and for all spans of a small rollout, while others do not read."""
+    async with session(server, signed("reader")) as client:
+        paths = ("/v1/agl/rollouts?limit=1", "/v1/agl/spans?rollout_id=read-by-another")
+        deadline, waits = time.monotonic() + seconds, []
+        while time.monotonic() < deadline:
+            for path in paths:
+                began = time.monotonic()
+                async with client.get(path) as response:
+                    await response.read()
+                waits.append(time.monotonic() - began)
+            await asyncio.sleep(0.05)
+    worst = sorted(waits)[int(len(waits) * 0.99)]
+    return f"99 of 100 small queries took {worst:.2f} s" if worst > SMALL_QUERY_SECONDS else None
+
+
+async def unread_answers(site: Site) -> str | None:
+    """One frame with 200 queries of 20 MB each, by a reader's token; nothing is read."""
+    async with session(site.target) as client:
+        await fill_rollout(client, "large", 20)
+    calls = [{"id": n, "op": "query_spans", "args": {"rollout_id": "large"}} for n in range(200)]
+    async with session(site.target, signed("reader")) as client, client.ws_connect(LIVE, max_msg_size=0) as channel:
+        await channel.send_json(calls)
+        transport = channel._response.connection.transport  # type: ignore[union-attr]
+        transport.pause_reading()
+        return await small_queries(site.target, 15)
+
+
+async def slow_reader(site: Site) -> str | None:
+    """A page of 24 MB, read at 16 kB a second, three times over."""
+    async with session(site.target) as client:
+        await fill_rollout(client, "large", 24)
+    head = f"GET /v1/agl/spans?rollout_id=large HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {signed('reader')}"
+    connections = [await asyncio.open_connection("127.0.0.1", site.target.port, limit=4096) for _ in range(3)]
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.write(head.encode() + b"\r\n\r\n")
+        with suppress(*CONNECT_ERRORS):
+            while await reader.read(4096):  # noqa: ASYNC110 # the speed is the attack
+                await asyncio.sleep(0.25)
+
+    readers = [asyncio.create_task(read(*connection)) for connection in connections]
+    try:
+        return await small_queries(site.target, 20)
+    finally:
+        for task in readers:
+            task.cancel()
 
 
 async def waiting_calls(site: Site) -> str | None:

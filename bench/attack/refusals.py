@@ -217,6 +217,42 @@ async def odd_archives(site: Site) -> str | None:
     return None
 
 
+async def forged_log(site: Site) -> str | None:
+    """A reward that is none, in a span whose name is a command to a terminal and a line of a log."""
+    _, _, text = await answer_of(site.target, "POST", "/v1/agl/rollouts", json={"input": 1})
+    ids = {"rollout_id": json.loads(text)["rollout_id"], "attempt_id": json.loads(text)["attempt"]["attempt_id"]}
+    name = "\x1b]0;mine\x07\n2026-01-01 00:00:00,000 [INFO] all is well"
+    attributes = {"agentlightning.reward.0.value": "none"}
+    span = {**ids, "name": name, "start_time": 1.0, "end_time": 2.0, "sequence_id": 1, "attributes": attributes}
+    token = signed("attempt", *ids.values())
+    status, _, text = await answer_of(site.target, "POST", "/v1/agl/spans", token=token, json=span)
+    log = site.target.log.read_text(errors="replace")
+    if status not in (200, 201):
+        return f"answered {status}: {text[:100]}"
+    return "the log has it as it is" if "\x1b" in log or "\n2026-01-01 00:00:00,000" in log else None
+
+
+async def far_number(site: Site) -> str | None:
+    """The first attempt numbers a span 2**53 - 1; the next attempt must still be able to write."""
+    _, _, text = await answer_of(site.target, "POST", "/v1/agl/rollouts", json={"input": 1})
+    rollout_id, first = json.loads(text)["rollout_id"], json.loads(text)["attempt"]["attempt_id"]
+
+    async def write(attempt_id: str, number: int) -> tuple[int, str]:
+        ids = {"rollout_id": rollout_id, "attempt_id": attempt_id}
+        span = {**ids, "name": "s", "start_time": 1.0, "end_time": 2.0, "sequence_id": number, "attributes": {}}
+        token = signed("attempt", *ids.values())
+        status, _, text = await answer_of(site.target, "POST", "/v1/agl/spans", token=token, json=span)
+        return status, text
+
+    await write(first, 2**53 - 1)
+    _, _, text = await answer_of(site.target, "POST", f"/v1/agl/rollouts/{rollout_id}/attempts", json={})
+    second = json.loads(text)["attempt"]["attempt_id"]
+    body = {"rollout_id": rollout_id, "attempt_id": second}
+    _, _, text = await answer_of(site.target, "POST", "/v1/agl/spans/next", json=body)
+    status, text = await write(second, json.loads(text)["sequence_id"])
+    return None if status in (200, 201) else f"answered {status}: {text[:100]}"
+
+
 # ---------------------------------------------------------------------- the proxy
 
 
@@ -262,6 +298,8 @@ ATTEMPTED = [
     Attempted("the id of another caller's claim", "24", "store", ids_are_bound),
     Attempted("files of other accounts", "14", "store", private_files),
     Attempted("long ids", "16", "store", long_ids),
+    Attempted("forged lines and commands in the log", "9", "store", forged_log),
+    Attempted("sequence number 2**53-1", "10", "store", far_number),
     Attempted("deep JSON", "20", "store", deep_json("/v1/agl/queues/rollouts/enqueue-one", "/add_span")),
     Attempted("deep JSON", "20", "proxy", deep_json(CHAT, "/v1/embeddings")),
     Attempted("deep JSON", "20", "engine", deep_json(CHAT)),

@@ -4,15 +4,13 @@ import asyncio
 import gzip
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import orjson
 import pytest
 
 from agentlightning.asgi import bodies as asgi_bodies
-from agentlightning.asgi import response
-from agentlightning.asgi.bodies import ROOM_BYTES, Answers, Bodies, Room, check_values
-from agentlightning.asgi.request import Disconnected, Message, Receive, Request, RequestTimeout
+from agentlightning.asgi.bodies import ROOM_BYTES, Bodies, Room, check_values
+from agentlightning.asgi.request import Message, Receive, Request, RequestTimeout
 from agentlightning.errors import InvalidValue, PayloadTooLarge
 
 MEGABYTE = 1024**2
@@ -106,49 +104,6 @@ async def held(room: Room, amount: int, until: Callable[[], Awaitable[object]], 
     async with room.taken(amount):
         order.append(amount)
         await until()
-
-
-async def test_answers_take_turns_by_the_size_that_their_kind_had_before() -> None:
-    answers, inside = Answers(), list[str]()
-
-    async def answer(kind: str, leave: asyncio.Event) -> None:
-        async with answers.room_for(kind):
-            inside.append(kind)
-            await leave.wait()
-            inside.remove(kind)
-
-    async def most_at_once(kind: str) -> int:
-        leave = asyncio.Event()
-        tasks = [asyncio.create_task(answer(kind, leave)) for _ in range(4)]
-        await asyncio.sleep(0)
-        most = len(inside)
-        leave.set()
-        await asyncio.gather(*tasks)
-        return most
-
-    assert await most_at_once("spans") == 1
-    answers.count("spans", ROOM_BYTES)
-    assert await most_at_once("spans") == 1
-    answers.count("rollouts", 1000)
-    assert await most_at_once("rollouts") == 4
-    for _ in range(1000):
-        answers.count("spans", 1000)
-    assert await most_at_once("spans") == 4
-
-
-async def test_large_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response, "UNREAD_SECONDS", 0.01)
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if len(sent) == 3:
-            await asyncio.Event().wait()
-
-    with pytest.raises(Disconnected, match="read nothing"):
-        await response.LargeResponse(200, [b"a", b"b", b"c"]).send(send)
-
-    assert [message.get("body") for message in sent] == [None, b"a", b"b"]
 
 
 async def test_room_is_given_in_the_order_of_requests() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.asgi import bodies, compression, protocol, request, response
+from agentlightning.asgi import answers, bodies, compression, protocol, request
 from agentlightning.legacy.routes import MAX_BODY_BYTES
 from agentlightning.llm_proxy import proxied_call
 from agentlightning.llm_proxy.gateway import GatewaySettings
@@ -27,7 +27,13 @@ LIMITS = {
     "bodies above 64 kB": f"{bodies.ROOM_BYTES // MEGABYTE} MB together",
     "id of a rollout": f"{service.MOST_ID_CHARACTERS:,} characters",
     "page of a query": f"{DEFAULT_QUERY_LIMIT:,} items",
-    "time in which a client reads nothing": f"{response.UNREAD_SECONDS:g} s",
+    "time in which a client reads nothing of what": f"{answers.UNREAD_SECONDS:g} s",
+    "queries of one server": f"{answers.MOST_MADE} at a time",
+    "speed at which a client reads": (
+        f"{answers.LEAST_BYTES_PER_SECOND // KILOBYTE} kB a second; "
+        f"{bodies.SLOWEST_BYTES_PER_SECOND // KILOBYTE} kB for each "
+        f"{bodies.ROOM_BYTES // MEGABYTE} MB that all clients together have unread"
+    ),
     "calls that wait on one live connection": f"{live.MOST_WAITING:,}",
     "notices written for a subscriber": f"{live.MOST_BACKLOG_BYTES // KILOBYTE} kB, then {live.STALL_SECONDS:g} s",
     "answer of a backend": (

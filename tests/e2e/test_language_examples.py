@@ -15,8 +15,8 @@ from tests import warm_python
 pytest.importorskip("torch", reason="the examples train the tiny model")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ROLLOUTS = 2 * 4 + 2 * 2
-"""A step with two groups of four, and two validations with two tasks."""
+ROLLOUTS = 2 * 8 + 2 * 2
+"""A step with two groups of eight, whose rewards are all the same once in ten thousand runs, and two validations."""
 
 
 def run_example(name: str, folder: Path, long: str, *arguments: str) -> str:
@@ -24,7 +24,7 @@ def run_example(name: str, folder: Path, long: str, *arguments: str) -> str:
     program = shutil.copytree(EXAMPLES / name, folder / name) / "train.py"
     code = program.read_text(encoding="utf-8")
     assert long in code
-    program.write_text(code.replace(long, "steps=options.steps, tasks_per_step=2, group_size=4"), encoding="utf-8")
+    program.write_text(code.replace(long, "steps=options.steps, tasks_per_step=2, group_size=8"), encoding="utf-8")
     store = f"sqlite:///{folder / 'runs.db'}"
     command = [sys.executable, str(program), *arguments, "--steps", "1", "--held-out", "2", "--store", store]
     return warm_python.run(command, check=True, timeout=120, kind=warm_python.TorchPopen).stdout

@@ -9,6 +9,7 @@ import pytest
 from agentlightning.cli import demo, main
 from agentlightning.cli.demo import COMMAND, _left
 from agentlightning.errors import ConfigurationError
+from agentlightning.trainer.views import agl_command
 
 
 def test_the_demo_says_that_a_seed_does_not_fix_the_number_of_steps() -> None:
@@ -32,18 +33,12 @@ def test_the_demo_does_not_offer_to_remove_what_it_did_not_write(tmp_path: Path)
     assert left == f"Left: 2 MB in {tmp_path}; remove it with: rm -r {tmp_path}/checkpoints {tmp_path}/model"
 
 
-class Stopped:
-    """A training that Ctrl-C ended before its first step."""
-
-    result = None
-
-
 def test_a_demo_that_was_stopped_early_leaves_nothing_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop_at_once(arguments: argparse.Namespace, folder: Path) -> type[Stopped]:
+    def stop_at_once(arguments: argparse.Namespace, folder: Path) -> None:
         (folder / "runs.db").touch()
-        return Stopped
+        raise KeyboardInterrupt
 
     pytest.importorskip("torch", reason="the demo trains a model")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -51,7 +46,9 @@ def test_a_demo_that_was_stopped_early_leaves_nothing_in_the_temporary_folder(
 
     assert main(["demo"]) == 130
 
-    assert capsys.readouterr().err == "Stopped; there is no checkpoint yet, so begin again with: agl demo\n"
+    assert (
+        capsys.readouterr().err == f"Stopped; there is no checkpoint yet, so begin again with: {agl_command()} demo\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,19 +18,24 @@ compressed if they cross a network, and answers in short where it knows the rest
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import orjson
 from uvicorn.protocols.utils import ClientDisconnected
 
+from agentlightning.asgi.answers import SHARE_BYTES, kind_of, patience_seconds
+from agentlightning.asgi.bodies import SMALL_BYTES
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, GZIP_MAGIC, compressed, decompress, too_large
-from agentlightning.asgi.request import Message, Receive, Request, Send
+from agentlightning.asgi.protocol import Outbox
+from agentlightning.asgi.request import Disconnected, Message, Receive, Request, Send
 from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import (
     MOST_FRAME_BYTES,
+    OperationCodec,
     codec_of,
     encoded_notice,
     parse_foreign_json,
@@ -42,6 +47,7 @@ from agentlightning.store.http.service import StoreService
 from agentlightning.store.http.tokens import check_subscription
 from agentlightning.store.operations import Operation, operations_of
 from agentlightning.types import Notice, PaginatedResult
+from agentlightning.utils.deadline import within
 from agentlightning.utils.server_launcher import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -60,8 +66,8 @@ MOST_CALLS = 256
 """Calls of one connection at work at a time, not counting those that wait; further ones are read when some are done."""
 BEGUN_AT_ONCE = 8
 """Calls of a frame that are begun in one round of the loop: the first are answered while the next are at work."""
-MOST_UNSENT_BYTES = 1024 * 1024
-"""Above this, the client must read before more is read from it."""
+READS_AT_ONCE = 4
+"""Calls of one connection that read, and are at work at a time."""
 _BAD_FRAME = 1007
 _POLICY_VIOLATION = 1008
 _MOST_REASON_LETTERS = 100
@@ -119,6 +125,9 @@ class _LiveConnection:
         self._unsent_bytes = 0
         self._has_unsent = asyncio.Event()
         self._is_sent = asyncio.Event()
+        self._outbox = Outbox(request.scope)
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        self._has_ended = False
         self._waiting = 0
         self._paced_at = 0.0
 
@@ -159,7 +168,9 @@ class _LiveConnection:
                 for message in messages[first : first + BEGUN_AT_ONCE]:
                     self._begin(message, may_be_large=len(frame) > limit)
                 await asyncio.sleep(0)  # lets the calls begin, and so show what they cost
-                while len(self._tasks) - self._waiting >= MOST_CALLS or self._unsent_bytes > MOST_UNSENT_BYTES:
+                while not self._has_ended and (
+                    len(self._tasks) - self._waiting >= MOST_CALLS or self._unread_bytes > SHARE_BYTES
+                ):
                     self._has_room.clear()
                     await self._has_room.wait()
 
@@ -186,7 +197,7 @@ class _LiveConnection:
         else:
             op, arguments = _operation(message), message.get("args")
             waits = op is not None and isinstance(arguments, dict) and op.may_wait(arguments)
-            work = self._call(number, op, message)
+            work = self._call(number, op, message, waits=waits)
         if waits and self._waiting >= MOST_WAITING:
             work.close()
             self._tell_failure(number, StoreUnavailable(f"{MOST_WAITING} calls of this connection wait already."))
@@ -197,21 +208,46 @@ class _LiveConnection:
 
     # ------------------------------------------------------------------ calls and subscriptions
 
-    async def _call(self, number: int, op: Operation | None, message: dict[str, object]) -> None:
+    async def _call(self, number: int, op: Operation | None, message: dict[str, object], *, waits: bool) -> None:
         try:
             if op is None:
                 raise InvalidQuery(f"There is no store operation '{message.get('op')}'.")
-            service, codec = self._service, codec_of(op.name)
-            async with service.answers.room_for(op.name) if op.is_query else nullcontext():
-                result = await service.call(codec, message.get("args", {}), self._permitted, self._authorization)
-                encode = codec.encode_brief if self._is_compact else codec.encode_result
-                is_long = isinstance(result, (PaginatedResult, list)) and len(result) > MOST_ITEMS_AT_ONCE
-                body = await asyncio.to_thread(encode, result) if is_long else encode(result)
-                if op.is_query:
-                    service.answers.count(op.name, len(body))
-            self._tell(b'{"id":%d,"result":%b}' % (number, body))
+            codec, arguments = codec_of(op.name), message.get("args", {})
+            call = partial(self._service.call, codec, arguments, self._permitted, self._authorization)
+            if op.mutates:
+                await self._tell_result(number, codec, await call())
+            elif waits:
+                result = await call()
+                async with self._reads:
+                    await self._until_unread(SHARE_BYTES)
+                    await self._tell_result(number, codec, result)
+            else:
+                async with self._reads:
+                    await self._until_unread(SHARE_BYTES)
+                    await self._tell_read(number, codec, call, kind_of(op.name, arguments))
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
+
+    async def _tell_read(
+        self, number: int, codec: OperationCodec, call: Callable[[], Awaitable[Any]], kind: str
+    ) -> None:
+        """Tell what a call reads; a large answer has its room until the client has read it, or has had time to."""
+        answers = self._service.answers
+        async with answers.room_for(kind) if codec.op.is_query else nullcontext():
+            size = await self._tell_result(number, codec, await call())
+            if codec.op.is_query:
+                answers.count(kind, size)
+            if size > SHARE_BYTES:
+                with suppress(TimeoutError):
+                    await within(patience_seconds(size), self._until_unread(SHARE_BYTES))
+
+    async def _tell_result(self, number: int, codec: OperationCodec, result: Any) -> int:
+        """Its size as JSON."""
+        encode = codec.encode_brief if self._is_compact else codec.encode_result
+        is_long = isinstance(result, (PaginatedResult, list)) and len(result) > MOST_ITEMS_AT_ONCE
+        body = await asyncio.to_thread(encode, result) if is_long else encode(result)
+        self._tell(b'{"id":%d,"result":%b}' % (number, body))
+        return len(body)
 
     async def _follow(self, number: int, message: dict[str, object]) -> None:
         subscription: Any = None
@@ -225,7 +261,7 @@ class _LiveConnection:
                 async for notice in subscription:
                     await self._pace()
                     self._tell_notice(number, notice)
-                    if self._unsent_bytes > MOST_BACKLOG_BYTES and not await self._is_read_in_time():
+                    if self._unread_bytes > MOST_BACKLOG_BYTES and not await self._is_read_in_time():
                         break
                 else:
                     return
@@ -255,10 +291,14 @@ class _LiveConnection:
     async def _is_read_in_time(self) -> bool:
         """Wait until the client has read what was told to it; False if it took so long that it is to miss the rest."""
         began = time.monotonic()
-        while self._unsent_bytes > MOST_BACKLOG_BYTES:
+        await self._until_unread(MOST_BACKLOG_BYTES)
+        return time.monotonic() - began < STALL_SECONDS
+
+    async def _until_unread(self, most_bytes: int) -> None:
+        """Wait until the client has read all but so much of what was told to it."""
+        while self._unread_bytes > most_bytes:
             self._is_sent.clear()
             await self._is_sent.wait()
-        return time.monotonic() - began < STALL_SECONDS
 
     def _end(self, number: int, waited: bool) -> None:
         self._tasks.pop(number, None)
@@ -278,20 +318,35 @@ class _LiveConnection:
     def _tell_failure(self, number: int, error: Exception) -> None:
         self._tell(orjson.dumps({"id": number, "error": failure_of(error)}, default=str))
 
+    @property
+    def _unread_bytes(self) -> int:
+        """What was told to the client and has not left this process."""
+        return self._unsent_bytes + self._outbox.unsent_bytes()
+
     async def _write(self) -> None:
-        """Send what is ready, as few frames as possible."""
-        while True:
-            await self._has_unsent.wait()
-            self._has_unsent.clear()
-            while self._unsent:
-                frame = take_frame(self._unsent)
-                if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
-                    frame = compressed(frame)
-                content = {"bytes": frame} if self._is_compact else {"text": frame.decode()}
-                await self._send({"type": "websocket.send", **content})
-                self._unsent_bytes = sum(map(len, self._unsent))
-                self._is_sent.set()
-                self._has_room.set()
+        """Send what is ready, as few frames as possible; a client that does not read it is disconnected."""
+        try:
+            while await self._has_unsent.wait():
+                self._has_unsent.clear()
+                while self._unsent:
+                    await self._write_frame(take_frame(self._unsent))
+        except Disconnected as error:
+            logger.info("A live connection was closed: %s", error)
+            await self._outbox.abort()
+        finally:
+            self._has_ended = True
+            self._has_room.set()
+
+    async def _write_frame(self, frame: bytes) -> None:
+        if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
+            frame = compressed(frame)
+        content = {"bytes": frame} if self._is_compact else {"text": frame.decode()}
+        await self._send({"type": "websocket.send", **content})
+        self._unsent_bytes = sum(map(len, self._unsent))
+        if self._outbox.unsent_bytes() > SMALL_BYTES:
+            await self._service.answers.until_read(self._outbox.unsent_bytes)
+        self._is_sent.set()
+        self._has_room.set()
 
 
 def _operation(message: Mapping[str, object]) -> Operation | None:

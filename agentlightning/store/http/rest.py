@@ -12,6 +12,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any
 
+from agentlightning.asgi.answers import kind_of
+from agentlightning.asgi.protocol import Outbox
 from agentlightning.asgi.request import Disconnected, Message, Receive, Request, Send
 from agentlightning.asgi.response import LargeResponse, Response, with_nosniff
 from agentlightning.store.http.codec import parse_foreign_json
@@ -58,7 +60,7 @@ class StoreRoutes:
             await self._app(scope, receive, send)
 
     async def _serve(self, request: Request, send: Send) -> None:
-        began = time.perf_counter()
+        began, outbox = time.perf_counter(), Outbox(request.scope)
         status = 0
 
         async def watched_send(message: Message) -> None:
@@ -69,10 +71,16 @@ class StoreRoutes:
         try:
             async with AsyncExitStack() as memory:
                 response = await self._respond(request, watched_send, memory)
-                if response is not None:
-                    await response.send(watched_send, accept_encoding=request.header(b"accept-encoding"))
+                encoding = request.header(b"accept-encoding")
+                if isinstance(response, LargeResponse):
+                    answers = self._service.answers
+                    await response.send(
+                        watched_send, accept_encoding=encoding, answers=answers, outbox=outbox, memory=memory
+                    )
+                elif response is not None:
+                    await response.send(watched_send, accept_encoding=encoding)
         except Disconnected:
-            return
+            await outbox.abort()
         finally:
             if logger.isEnabledFor(logging.DEBUG):
                 host, port = request.scope.get("client") or ("?", 0)
@@ -138,8 +146,9 @@ class StoreRoutes:
             is_limited = route.is_query and "limit" not in given
             if is_limited:
                 given["limit"] = DEFAULT_QUERY_LIMIT
+            kind = kind_of(op.name, given)
             if op.is_query:
-                await memory.enter_async_context(service.answers.room_for(op.name))
+                await memory.enter_async_context(service.answers.room_for(kind))
             calling = service.call(route.codec, given, permitted, request.header(b"authorization"))
             if op.may_wait(given):
                 await received.aclose()
@@ -152,8 +161,8 @@ class StoreRoutes:
         if not op.is_query:
             return response
         if isinstance(response, LargeResponse):
-            return LargeResponse(response.status, _counted(response.parts, partial(service.answers.count, op.name)))
-        service.answers.count(op.name, len(response.body))
+            return LargeResponse(response.status, _counted(response.parts, partial(service.answers.count, kind)))
+        service.answers.count(kind, len(response.body))
         await memory.aclose()
         return response
 

@@ -16,7 +16,8 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
-from agentlightning.asgi.bodies import LARGE_BYTES, Answers, Bodies
+from agentlightning.asgi.answers import Answers
+from agentlightning.asgi.bodies import LARGE_BYTES, Bodies
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.dashboard import DASHBOARD_PATH
 from agentlightning.errors import InvalidQuery, InvalidToken, InvalidValue, PayloadTooLarge, StoreUnavailable
@@ -168,8 +169,12 @@ class StoreService:
         if self._token is not None:
             for name in _GRANTED_UNDER.intersection(op.ids, arguments):
                 arguments[name] = _own_id(authorization, arguments[name])
-        running = self.store.perform(op.name, arguments)
-        result = await (self.waiting(running) if op.may_wait(arguments) else running)
+        if op.is_query:
+            async with self.answers.making.taken(1):
+                result = await self.store.perform(op.name, arguments)
+        else:
+            running = self.store.perform(op.name, arguments)
+            result = await (self.waiting(running) if op.may_wait(arguments) else running)
         return await self._credentials.shown_to(scope, result)
 
     async def check_attempt(self, scope: Scope) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agentlightning.asgi import answers as asgi_answers
+from agentlightning.asgi.answers import SHARE_BYTES
 from agentlightning.store import LightningStoreServer
 from agentlightning.store.http import live
 from agentlightning.store.http.tokens import Scope, sign_token
@@ -219,7 +221,7 @@ async def test_ended_subscription_is_told_nothing_more(serve: Any) -> None:
 def unsent_bytes() -> int:
     """What servers of this process keep for clients that do not read."""
     gc.collect()
-    return max(thing._unsent_bytes for thing in gc.get_objects() if isinstance(thing, live._LiveConnection))
+    return max(thing._unread_bytes for thing in gc.get_objects() if isinstance(thing, live._LiveConnection))
 
 
 async def test_subscriber_that_does_not_read_costs_little_and_blocks_nobody(serve: Any, eventually: Any) -> None:
@@ -232,7 +234,7 @@ async def test_subscriber_that_does_not_read_costs_little_and_blocks_nobody(serv
             names = [f"{batch}-{n}-" + "x" * 200_000 for n in range(5)]
             await server.enqueue_many_rollouts([EnqueueRolloutRequest(input=0, rollout_id=name) for name in names])
             assert (await other.call(batch, "statistics"))["id"] == batch
-        assert unsent_bytes() < 2 * live.MOST_UNSENT_BYTES
+        assert unsent_bytes() < 2 * SHARE_BYTES
         told = [await sleepy.read() for _ in range(100)]
 
     assert [message["notice"]["cursor"] for message in told] == list(range(1, 101))
@@ -285,8 +287,68 @@ async def test_caller_that_does_not_read_its_answers_costs_little(serve: Any) ->
             await other.call(1, "statistics")
             await asyncio.sleep(0.2)
 
-        assert unsent_bytes() < 4 * live.MOST_UNSENT_BYTES
+        assert unsent_bytes() < (live.READS_AT_ONCE + 1) * SHARE_BYTES
         assert len([await sleepy.read() for _ in range(64)]) == 64
+
+
+async def test_large_answers_that_nobody_reads_cost_a_few_and_hold_up_nobody(serve: Any, eventually: Any) -> None:
+    server = await serve()
+    await server.enqueue_many_rollouts([EnqueueRolloutRequest(input="x" * 1_000_000) for _ in range(8)])
+
+    async with opened(server) as greedy, opened(server) as other:
+        await greedy.send(*[{"id": number, "op": "query_rollouts"} for number in range(50)])
+        await eventually(lambda: server.app.service.answers.unsent_bytes > 0)
+        few = await asyncio.wait_for(other.call(1, "query_rollouts", limit=1), 10)
+        all_of_them = await asyncio.wait_for(other.call(2, "query_rollouts"), 10)
+        assert unsent_bytes() < live.READS_AT_ONCE * 10_000_000
+
+    assert (len(few["result"]["items"]), len(all_of_them["result"]["items"])) == (1, 8)
+
+
+async def test_caller_that_reads_nothing_of_a_large_answer_is_disconnected(
+    serve: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asgi_answers, "GRACE_SECONDS", 0.01)
+    server = await serve()
+    service = server.app.service
+    await server.enqueue_many_rollouts([EnqueueRolloutRequest(input="x" * 1_000_000) for _ in range(20)])
+
+    async with opened(server) as greedy:
+        await greedy.send(*[{"id": number, "op": "query_rollouts"} for number in range(50)])
+        await eventually(lambda: service.live_connections == 1 and service.answers.unsent_bytes > 0)
+        await eventually(lambda: service.live_connections == 0)
+
+    assert service.answers.unsent_bytes == 0
+
+
+async def test_caller_that_leaves_with_answers_unread_leaves_nothing_behind(serve: Any, eventually: Any) -> None:
+    server = await serve()
+    await server.enqueue_many_rollouts([EnqueueRolloutRequest(input="x" * 1_000_000) for _ in range(20)])
+
+    async with opened(server) as greedy:
+        await greedy.send(*[{"id": number, "op": "query_rollouts"} for number in range(300)])
+        await eventually(lambda: server.app.service.answers.unsent_bytes > 0)
+        greedy.socket._response.connection.transport.abort()  # type: ignore[union-attr] # it does not say goodbye
+        await eventually(lambda: server.app.service.live_connections == 0)
+
+
+async def test_item_that_is_long_and_not_read_is_given_up_over_http_too(
+    serve: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await serve()
+    service = server.app.service
+    await server.enqueue_rollout("x" * 20_000_000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
+
+    writer.write(b"GET /v1/agl/rollouts HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await eventually(lambda: service.answers.unsent_bytes > 10_000_000)
+    monkeypatch.setattr(asgi_answers, "GRACE_SECONDS", 0.01)
+    await eventually(lambda: service.answers.unsent_bytes == 0)
+
+    received = await reader.read()
+    writer.close()
+    assert len(received) < 20_000_000  # it is broken off, not closed when all of it is sent
+    assert "without completing" not in caplog.text
 
 
 # ---------------------------------------------------------------------- who may come in

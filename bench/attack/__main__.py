@@ -36,7 +36,6 @@ BAR_FACTOR = 3
 MOST_GROWTH_MEGABYTES = 250
 BASELINE_SECONDS = 5.0
 ATTACK_SECONDS = 60.0
-CHAT = "/v1/chat/completions"
 LISTS = b'{"rollouts":[' + b"[]," * (20 * MEGABYTE) + b"[]]}"
 DIGITS = b'{"rollouts":[{"input":"' + b"1" * 19 + b'"},' + b'{"input":1},' * (5 * MEGABYTE) + b'{"input":1}]}'
 MESSAGES = b'{"model":"m","messages":[' + b'{"role":"user","content":"x"},' * 1_000_000 + b"{}]}"
@@ -75,11 +74,11 @@ LOADS = [
     Load("answers of 100 MB", "10", "proxy", loads.call_model("huge", (502,))),
     Load("answers of 10,000,000 values", "10", "proxy", loads.call_model("values", (502,))),
     Load("endless events", "10", "proxy", loads.call_model("endless", (200, 0), stream=True)),
-    Load("1,000,000 messages", "10", "proxy", loads.large_body(MESSAGES, (413,), path=CHAT)),
+    Load("1,000,000 messages", "10", "proxy", loads.large_body(MESSAGES, (413,), path=loads.CHAT)),
     Load("20,000 unknown attempts", "16", "proxy", loads.many_unknown_attempts, is_locked=False),
     Load("600 silent or slow connections", "11", "proxy", loads.silent_connections),
     Load("header of 8 MB", "11", "proxy", loads.large_header),
-    Load("1,000,000 messages", "10", "engine", loads.large_body(MESSAGES, (413,), path=CHAT)),
+    Load("1,000,000 messages", "10", "engine", loads.large_body(MESSAGES, (413,), path=loads.CHAT)),
     Load("600 silent or slow connections", "11", "engine", loads.silent_connections),
     Load("header of 8 MB", "11", "engine", loads.large_header),
     Load("header of 8 MB", "11", "legacy", loads.large_header),

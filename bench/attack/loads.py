@@ -16,10 +16,13 @@ from typing import Any
 import aiohttp
 from servers import Server, Site, signed
 
+from agentlightning.types import Span
+
 MEGABYTE = 1024**2
 CONNECT_ERRORS = (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, aiohttp.ClientError)
 ENQUEUE = "/v1/agl/queues/rollouts/enqueue"
 LIVE = "/v1/agl/live"
+CHAT = "/v1/chat/completions"
 SMALL_QUERY_SECONDS = 0.25
 Load = Callable[[Site], Awaitable[str | None]]
 
@@ -45,6 +48,12 @@ async def status_of(
                 return response.status
     except CONNECT_ERRORS:
         return 0
+
+
+async def answer_of(server: Server, verb: str, path: str, *, token: str | None = None, **options: Any) -> Any:
+    """Status, headers and text of an answer."""
+    async with session(server, token) as client, client.request(verb, path, **options) as response:
+        return response.status, response.headers, await response.text()
 
 
 async def repeatedly(seconds: float, act: Callable[[], Awaitable[Any]]) -> list[Any]:
@@ -201,20 +210,16 @@ async def deaf_subscribers(site: Site) -> str | None:
     return None if rate > 0 else f"{rate:.0f} rollouts a second were enqueued"
 
 
-async def fill_rollout(client: aiohttp.ClientSession, rollout_id: str, megabytes: int) -> None:
-    """A rollout with so many spans of one megabyte."""
-    async with client.post(
-        "/v1/agl/queues/rollouts/enqueue-one", json={"input": 1, "rollout_id": rollout_id}
-    ) as answer:
-        assert answer.status == 201, await answer.text()
-    async with client.post("/v1/agl/queues/rollouts/dequeue", json={"limit": 9}) as answer:
-        (claim,) = [claim for claim in await answer.json() if claim["rollout_id"] == rollout_id]
-    ids = {"rollout_id": rollout_id, "attempt_id": claim["attempt"]["attempt_id"]}
-    for number in range(megabytes):
-        times = {"start_time": 1.0, "end_time": 2.0}
-        span = {**ids, **times, "name": "s", "sequence_id": number + 1, "attributes": {"text": "x" * MEGABYTE}}
-        async with client.post("/v1/agl/spans", json=span) as answer:
-            assert answer.status in (200, 201), await answer.text()
+async def fill_rollout(server: Server, megabytes: int) -> str:
+    """The id of a rollout with so many spans of one megabyte."""
+    _, _, text = await answer_of(server, "POST", "/v1/agl/rollouts", json={"input": 1})
+    begun = json.loads(text)
+    ids = {"rollout_id": begun["rollout_id"], "attempt_id": begun["attempt"]["attempt_id"]}
+    for number in range(1, megabytes + 1):
+        span = Span.from_attributes(attributes={"text": "x" * MEGABYTE}, sequence_id=number, name="s", **ids)
+        status, _, text = await answer_of(server, "POST", "/v1/agl/spans", json=span.model_dump(mode="json"))
+        assert status in (200, 201), text
+    return ids["rollout_id"]
 
 
 async def small_queries(server: Server, seconds: float) -> str | None:
@@ -235,9 +240,8 @@ async def small_queries(server: Server, seconds: float) -> str | None:
 
 async def unread_answers(site: Site) -> str | None:
     """One frame with 200 queries of 20 MB each, by a reader's token; nothing is read."""
-    async with session(site.target) as client:
-        await fill_rollout(client, "large", 20)
-    calls = [{"id": n, "op": "query_spans", "args": {"rollout_id": "large"}} for n in range(200)]
+    large = await fill_rollout(site.target, 20)
+    calls = [{"id": n, "op": "query_spans", "args": {"rollout_id": large}} for n in range(200)]
     async with session(site.target, signed("reader")) as client, client.ws_connect(LIVE, max_msg_size=0) as channel:
         await channel.send_json(calls)
         transport = channel._response.connection.transport  # type: ignore[union-attr]
@@ -247,9 +251,8 @@ async def unread_answers(site: Site) -> str | None:
 
 async def slow_reader(site: Site) -> str | None:
     """A page of 24 MB, read at 16 kB a second, three times over."""
-    async with session(site.target) as client:
-        await fill_rollout(client, "large", 24)
-    head = f"GET /v1/agl/spans?rollout_id=large HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {signed('reader')}"
+    large, token = await fill_rollout(site.target, 24), signed("reader")
+    head = f"GET /v1/agl/spans?rollout_id={large} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}"
     connections = [await asyncio.open_connection("127.0.0.1", site.target.port, limit=4096) for _ in range(3)]
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

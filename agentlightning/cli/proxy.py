@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import signal
 import threading
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ from agentlightning.utils.server_launcher import ENDING_SIGNALS, tune_process
 
 DEFAULT_PORT: Final = 4749
 DEFAULT_RETRIES: Final = 2
-_OFF: Final = "off"
 
 EXAMPLES = """\
 examples:
@@ -49,11 +47,6 @@ def _add_arguments(parser: CommandParser) -> None:
         "--api-key", help="key that callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides"
     )
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
-    parser.add_argument(
-        "--journal",
-        metavar=f"DIR|{_OFF}",
-        help="where answered calls are kept until they are stored; beside the file of the store by default",
-    )
     parser.add_argument(
         "--retries",
         type=whole_number,
@@ -112,13 +105,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _recorded_calls(proxy: LLMProxy) -> str:
     """What became of the calls of a proxy that has stopped."""
     calls: dict[str, Any] = proxy.status()["calls"]
-    lost, waiting, unattributed = calls["lost"], calls["waiting_for_store"], calls["unattributed"]
+    lost, unattributed = calls["lost"], calls["unattributed"]
     plural = "" if calls["stored"] == 1 else "s"
     parts = [f"{calls['stored']} model call{plural} stored, {sum(lost.values())} lost"]
     parts += [f"{number} because {reason}" for reason, number in lost.items()]
-    if waiting:
-        kept = proxy.journal_directory
-        parts.append(f"{waiting} " + ("not stored and lost" if kept is None else f"waiting in '{kept}'"))
     if unattributed:
         parts.append(f"{unattributed} served for no rollout and not recorded")
     return ", ".join(parts) + "."
@@ -129,7 +119,6 @@ def proxy_of(arguments: argparse.Namespace, models: Models, store: LightningStor
     settings = dict(models.settings)
     if arguments.retries is not None:  # the command line goes before the file
         settings["litellm_settings"] = {**(settings.get("litellm_settings") or {}), "num_retries": arguments.retries}
-    journal = False if arguments.journal == _OFF else arguments.journal and Path(arguments.journal)
     return LLMProxy(
         port=arguments.port,
         model_list=models.entries,
@@ -139,7 +128,6 @@ def proxy_of(arguments: argparse.Namespace, models: Models, store: LightningStor
         num_retries=DEFAULT_RETRIES,
         api_key=api_key,
         access_host=arguments.access_host,
-        journal=journal,
         rollout_budget=budget_of(arguments),
         run_budget=budget_of(arguments, "run_max"),
         deadline_seconds=arguments.deadline,

@@ -7,18 +7,16 @@ in any language, from backends that speak any of these. `agl proxy` runs it alon
 import pkgutil
 from typing import TYPE_CHECKING
 
+from agentlightning.utils.deprecation import missing_name
+
 if TYPE_CHECKING:
-    from agentlightning.legacy.litellm_exporter import LightningSpanExporter
-    from agentlightning.legacy.stream_conversion import StreamConversionMiddleware
     from agentlightning.llm_proxy.budgets import Budget
     from agentlightning.llm_proxy.proxy import LLMProxy, ModelConfig, get_active_llm_proxy, set_active_llm_proxy
 
 __all__ = [
     "Budget",
     "LLMProxy",
-    "LightningSpanExporter",
     "ModelConfig",
-    "StreamConversionMiddleware",
     "get_active_llm_proxy",
     "set_active_llm_proxy",
 ]
@@ -27,9 +25,7 @@ __all__ = [
 _HOME_OF = {
     "Budget": "llm_proxy.budgets",
     "LLMProxy": "llm_proxy.proxy",
-    "LightningSpanExporter": "legacy.litellm_exporter",
     "ModelConfig": "llm_proxy.proxy",
-    "StreamConversionMiddleware": "legacy.stream_conversion",
     "get_active_llm_proxy": "llm_proxy.proxy",
     "set_active_llm_proxy": "llm_proxy.proxy",
 }
@@ -38,4 +34,4 @@ _HOME_OF = {
 def __getattr__(name: str) -> object:
     if name in _HOME_OF:
         return pkgutil.resolve_name(f"agentlightning.{_HOME_OF[name]}:{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise missing_name(__name__, name)

@@ -1,6 +1,6 @@
 """What is known of one call through the proxy, and the spans it becomes.
 
-A record is plain data, so that a journal can keep it and read it again after a crash: texts and numbers, and the bytes
+A record is plain data: texts and numbers, and the bytes
 of the request and of the response as they were. Spans have names that scripts look for: `litellm_request` holds the
 messages, settings, token ids and usage as tracers write them, `raw_gen_ai_request` beneath it the bodies as they were
 sent and received. Both have the sequence id of their call.

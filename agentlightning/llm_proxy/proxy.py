@@ -8,7 +8,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
@@ -19,7 +18,6 @@ from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS, backend_of
 from agentlightning.llm_proxy.budgets import Budget, Budgets
 from agentlightning.llm_proxy.gateway import GatewaySettings
-from agentlightning.llm_proxy.journal import FOLDER_SUFFIX
 from agentlightning.llm_proxy.service import Service, ServiceOptions
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
@@ -95,8 +93,6 @@ class LLMProxy:
             are accepted and ignored: what they stand for is always there.
         api_key: If set, only those are served who show it, or the key of an attempt that runs.
         access_host: Address in the endpoints of agents; by default the bound one.
-        journal: Directory in which answered calls are kept until the store has them; True: beside an SQLite store (the
-            default for such a store), False: none.
         rollout_budget: What each rollout may spend; then calls of no rollout that runs need the `api_key`.
         run_budget: What all calls together may spend.
         deadline_seconds: How long a call may wait for its answer to begin, retries included; by default the
@@ -127,7 +123,6 @@ class LLMProxy:
         callbacks: Sequence[str] | None = None,
         api_key: str | None = None,
         access_host: str | None = None,
-        journal: Path | str | bool | None = None,
         rollout_budget: Budget | None = None,
         run_budget: Budget | None = None,
         deadline_seconds: float | None = None,
@@ -146,7 +141,6 @@ class LLMProxy:
         self.litellm_config["litellm_settings"] = litellm_settings
         self.num_retries = num_retries
         self.api_key = api_key
-        self._journal = journal
         self._authenticator = Authenticator(api_key)
         _check_names("middleware", middlewares or (), _MIDDLEWARES)
         if deadline_seconds is None:
@@ -249,7 +243,6 @@ class LLMProxy:
             model_list=self.model_list,
             host=self.host,
             port=self.port,
-            journal=self.journal_directory,
         )
         await service.start()
         return service
@@ -320,18 +313,6 @@ class LLMProxy:
         if self._stopping is not None:
             self._stopping.join()
             self._stopping = None
-
-    @property
-    def journal_directory(self) -> Path | None:
-        """Where answered calls are kept until they are stored; None if they are in memory only."""
-        if self._journal is False:
-            return None
-        if isinstance(self._journal, (str, Path)):
-            return Path(self._journal)
-        path = _sqlite_path(self.store)
-        if path is None and self._journal is True:
-            raise ConfigurationError("Only an SQLite store has a place for a journal; name a directory instead.")
-        return None if path is None else path.with_name(path.name + FOLDER_SUFFIX)
 
     def __getstate__(self) -> dict[str, object]:
         """Another process gets the configuration; what runs, runs here."""
@@ -419,13 +400,3 @@ def _check_names(kind: str, given: Sequence[object], known: Sequence[str]) -> No
     for name in given:
         if isinstance(name, str) and name not in known:
             raise ConfigurationError(f"There is no {kind} '{name}'; known are {', '.join(known)}.")
-
-
-def _sqlite_path(store: object) -> Path | None:
-    """The file of an SQLite store, behind whatever wraps it."""
-    while store is not None:
-        path = getattr(store, "path", None)
-        if isinstance(path, (str, Path)):
-            return None if str(path) == ":memory:" else Path(path)
-        store = getattr(store, "store", None)
-    return None

@@ -5,14 +5,12 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import BackendPool
 from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.gateway import Gateway, GatewaySettings
-from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.recorder import Recorder
 from agentlightning.llm_proxy.replay import Replays
 from agentlightning.store.base import LightningStore
@@ -51,13 +49,12 @@ class Service:
         model_list: Sequence[Any],
         host: str,
         port: int,
-        journal: Path | None = None,
     ) -> None:
         self._backends = BackendPool(
             model_list, num_retries=options.num_retries, deadline_seconds=options.deadline_seconds
         )
         store = adapted(store)
-        self.recorder = Recorder(store, None if journal is None else Journal(journal), raw_spans=options.raw_spans)
+        self.recorder = Recorder(store, raw_spans=options.raw_spans)
         self.gateway = Gateway(
             self._backends,
             self.recorder,
@@ -97,7 +94,6 @@ class Service:
         servers = [] if self._launcher.server is None else self._launcher.server.servers
         self._listening = [listening.fileno() for server in servers for listening in server.sockets]
         fork_handlers().add(self, Service._close_in_child)
-        self.recorder.recover()
 
     def _close_in_child(self) -> None:
         """A forked child must not keep the port taken after its parent has stopped."""

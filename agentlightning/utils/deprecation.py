@@ -8,6 +8,9 @@ _CALLER_OF_CALLER: Final = 3
 
 REMOVED: Final = {
     "HttpTracer": "HttpTracer is gone; use OtelTracer, or the LLM proxy.",
+    "LightningOpenTelemetry": "LightningOpenTelemetry is gone; the LLM proxy records calls itself.",
+    "LightningSpanExporter": "LightningSpanExporter is gone; the LLM proxy records calls itself.",
+    "StreamConversionMiddleware": "StreamConversionMiddleware is gone; the LLM proxy streams in every dialect itself.",
     "WeaveTracer": "WeaveTracer is gone; use OtelTracer, with agl.operation in place of weave.op.",
     "WEAVE_INSTALLED": "WEAVE_INSTALLED is gone, because Weave is not instrumented; use OtelTracer.",
 }

@@ -132,7 +132,7 @@ def running(kind: str, *, is_locked: bool = True, backend: str = "sqlite") -> It
         if kind == "proxy":
             models = start("models", [str(Path(__file__).with_name("models.py")), "PORT"])
             locked = {"AGL_STORE_TOKEN": TOKEN, "AGL_PROXY_API_KEY": PROXY_KEY} if is_locked else {}
-            options = ["--model", f"m={models.url}/v1", "--store", store.url, "--journal", "off", "--retries", "0"]
+            options = ["--model", f"m={models.url}/v1", "--store", store.url, "--retries", "0"]
             arguments = [*agl, "proxy", *options, "--port", "PORT", "--log-level", "ERROR"]
             start("proxy", arguments, PROXY_KEY if is_locked else None, **locked)
         if kind == "engine":

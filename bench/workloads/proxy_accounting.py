@@ -2,7 +2,7 @@
 
 usage: proxy_accounting.py [--calls N] [--concurrency N] [--kills N] [--terms N] [--seed N] [--folder PATH]
 
-A model that answers at once, and a proxy with an SQLite store and its journal, each run in a process of their own.
+A model that answers at once, and a proxy with an SQLite store, each run in a process of their own.
 Workers call, every call with a prompt of its own, half of them as streams; a call is answered when its whole body has
 arrived. At random moments the proxy gets SIGKILL or SIGTERM and is started again on its port. In the end the store must
 hold each answered call once. Calls it holds beyond those were in flight when the proxy ended: their answers were on
@@ -184,17 +184,7 @@ async def keep_ending(
             await progress.until(threshold)
             await asyncio.sleep(chance.uniform(0, 0.02))
             await end(running, number)
-    async with process(*arguments) as (running, _):  # stores what is still in the journal
-        await until_empty(Path(arguments[1] + ".proxy-journal"))
-        await end(running, signal.SIGTERM)
     return longest
-
-
-async def until_empty(journal: Path) -> None:
-    """Wait until nothing is left in a journal."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and await asyncio.to_thread(lambda: any(journal.iterdir())):  # noqa: ASYNC110 # files tell nobody
-        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -283,8 +273,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         figures = asyncio.run(run(options, folder))
-        left = [path.name for path in folder.glob("*.proxy-journal/*")]
-        print(json.dumps({**figures, "journal_left": left}))
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -298,7 +298,6 @@ CASES: list[tuple[list[str], str]] = [
     ([*PROXY, "--store", "binary"], "'binary' is not a store"),
     ([*PROXY, "--store", "{other}"], "is no store server"),
     ([*PROXY, "--config", "binary"], "'binary' cannot be read"),
-    ([*PROXY, "--journal", "text"], "'text'"),
     ([*EVAL, "--data", "nope"], "The data 'nope' cannot be read"),
     ([*EVAL, "--data", "binary"], "The data 'binary' cannot be read"),
     ([*EVAL, "--data", ""], "the path is empty"),

@@ -244,17 +244,3 @@ def test_settings_of_a_file_hold_unless_the_command_says_otherwise(
 
     assert proxy.litellm_config["litellm_settings"]["num_retries"] == retries
     assert proxy._options.deadline_seconds == seconds
-
-
-@pytest.mark.parametrize(
-    ("option", "kept"),
-    [([], "runs.db.proxy-journal"), (["--journal", "calls"], "calls"), (["--journal", "off"], None)],
-    ids=["beside the store", "named", "off"],
-)
-def test_a_journal_is_kept_where_it_is_wanted(tmp_path: Path, option: list[str], kept: str | None) -> None:
-    parsed = COMMAND.parser().parse_args(["--model", "m=http://127.0.0.1:9/v1", *option])
-
-    proxy = proxy_of(parsed, models_of(parsed), SqliteLightningStore(tmp_path / "runs.db"), api_key=None)
-
-    found = proxy.journal_directory
-    assert (None if found is None else found.name) == kept

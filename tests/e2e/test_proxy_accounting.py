@@ -46,7 +46,6 @@ def test_every_answered_call_is_stored_once_though_the_proxy_is_killed(tmp_path:
     assert figures["answered"] >= 300
     assert (figures["missing"], figures["doubled"], figures["misplaced"]) == (0, 0, 0)
     assert figures["beyond"] + figures["other_outcomes"] <= CONCURRENCY * (KILLS + TERMS + 1)
-    assert figures["journal_left"] == []
     assert figures["broken"] > 0  # the proxy was killed under load, not between calls
 
 

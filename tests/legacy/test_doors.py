@@ -27,7 +27,6 @@ from agentlightning.trainer.legacy import TrainerLegacy
 from agentlightning.tracer.agentops import AgentOpsTracer, LightningSpanProcessor
 from agentlightning.instrumentation.agentops import AgentOpsServerManager, instrument_agentops
 from agentlightning.instrumentation.agentops_langchain import instrument_agentops_langchain
-from agentlightning.llm_proxy import LightningSpanExporter
 """
 
 

@@ -151,7 +151,7 @@ def settle(door: Proxied, server: StubModel) -> None:
 def test_thousands_of_calls_leave_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "agentlightning")  # what is logged is kept by the fixture, and would be counted
     store, watched, process = SqliteLightningStore(tmp_path / "calls.db"), Watched(), psutil.Process(os.getpid())
-    options: Any = {"store": store, "middlewares": [watched.middleware], "journal": False}
+    options: Any = {"store": store, "middlewares": [watched.middleware]}
     of_others = alive()  # a test that failed before keeps what was in its frames
     with serving(handle) as server, ExitStack() as life:
         breakable = [entry(server.url, model=BREAKABLE) for _ in range(BAD_BACKENDS)]

@@ -1,18 +1,15 @@
 """The recorder: every call reaches the store, or is counted with the reason why it did not."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.llm_proxy.call_record import CallRecord, Origin
-from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.recorder import CALL_LIMITS, MOST_REASONS, CallCounts, PendingCall, Recorder
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer.shipper import ShipperLimits
@@ -74,25 +71,16 @@ async def rollout(store: MoodyStore) -> AttemptedRollout:
 
 
 @asynccontextmanager
-async def running(store: MoodyStore, journal: Path | None = None, **options: Any) -> AsyncIterator[Recorder]:
-    recorder = Recorder(store, None if journal is None else Journal(journal), **options)
+async def running(store: MoodyStore, **options: Any) -> AsyncIterator[Recorder]:
+    recorder = Recorder(store, **options)
     async with recorder.running():
-        recorder.recover()
         yield recorder
 
 
-def finished(recorder: Recorder, call: CallRecord) -> PendingCall | None:
+def finished(recorder: Recorder, call: CallRecord) -> PendingCall:
     """A call that comes and is over."""
     recorder.begin(call.origin)
     return recorder.finish(call)
-
-
-def left_behind(directory: Path, rollout: AttemptedRollout, count: int) -> None:
-    """A journal with calls of an earlier process."""
-    journal = Journal(directory)
-    for number in range(count):
-        journal.write(record(rollout, number))
-    journal.close()
 
 
 def counts(of: CallCounts) -> tuple[int, int, int, int]:
@@ -205,10 +193,10 @@ async def test_flush_waits_a_little_for_a_call_in_flight(store: MoodyStore, roll
 
 
 async def test_calls_of_a_rollout_that_the_store_does_not_know_are_counted(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
+    store: MoodyStore, rollout: AttemptedRollout
 ) -> None:
     stranger = Origin("ro-unknown", "at-unknown")
-    async with running(store, tmp_path) as recorder:
+    async with running(store) as recorder:
         for number in range(6):
             finished(recorder, record(rollout, number, **({"origin": stranger} if number % 2 else {})))
         assert await recorder.flush()
@@ -216,33 +204,24 @@ async def test_calls_of_a_rollout_that_the_store_does_not_know_are_counted(
         assert counts(recorder.totals) == (0, 0, 3, 3)
         assert sum(recorder.counts_of(stranger).lost.values()) == 3
         assert list(recorder.totals.lost) == ["NotFound"]
-    assert list(tmp_path.iterdir()) == []
 
 
-async def test_store_that_breaks_loses_calls_in_memory_and_keeps_them_in_the_journal(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    left_behind(tmp_path, rollout, 1)
+async def test_store_that_breaks_loses_calls_and_is_asked_again(store: MoodyStore, rollout: AttemptedRollout) -> None:
     store.fall(RuntimeError("a bug"))
-    async with running(store, tmp_path) as recorder:
+    async with running(store) as recorder:
         finished(recorder, record(rollout, 1))
         assert await recorder.flush()
-        assert recorder.totals.lost == {"RuntimeError": 2}
+        assert recorder.totals.lost == {"RuntimeError": 1}
         store.rise()
-        finished(recorder, record(rollout, 2))  # it goes on
+        finished(recorder, record(rollout, 2))
         assert await recorder.flush()
-    assert "found in the journal and stored" not in caplog.text
-
-    async with running(store, tmp_path) as recorder:
-        assert await recorder.flush()
-    assert len(await calls(store, rollout)) == 3
-    assert list(tmp_path.iterdir()) == []
+    assert len(await calls(store, rollout)) == 1
 
 
 # ---------------------------------------------------------------------- bounds
 
 
-async def test_calls_beyond_the_limit_are_lost_without_a_journal(
+async def test_calls_beyond_the_limit_are_lost(
     store: MoodyStore, rollout: AttemptedRollout, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(store, limits=limited(queued_items=10), close_seconds=0.1) as recorder:
@@ -255,23 +234,6 @@ async def test_calls_beyond_the_limit_are_lost_without_a_journal(
     assert counts(recorder.totals) == (0, 0, 0, 25)
     assert "25 model calls are lost" in caplog.text
     assert caplog.text.count("is not recorded") == 1
-
-
-async def test_calls_beyond_the_limit_wait_in_the_journal(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
-) -> None:
-    async with running(store, tmp_path, limits=limited(queued_items=10, batch_items=7)) as recorder:
-        store.fall()
-        for number in range(50):
-            finished(recorder, record(rollout, number))
-        assert recorder._shipper.queue_length == 10
-        store.rise()
-
-        assert await recorder.flush()
-
-        assert counts(recorder.totals) == (0, 0, 50, 0)
-    assert len(await calls(store, rollout)) == 50
-    assert list(tmp_path.iterdir()) == []
 
 
 async def test_counts_of_ended_attempts_are_forgotten_when_there_are_many(
@@ -297,101 +259,3 @@ def test_reasons_that_are_all_different_are_not_all_kept() -> None:
 
     assert len(counted.lost) == MOST_REASONS + 1
     assert sum(counted.lost.values()) == 100
-
-
-# ---------------------------------------------------------------------- journal
-
-
-async def test_stop_while_the_store_is_down_leaves_the_calls_to_the_next_start(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    async with running(store, tmp_path, **QUICK) as recorder:
-        store.fall()
-        for number in range(30):
-            finished(recorder, record(rollout, number))
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert "30 model calls are not stored yet" in caplog.text
-
-    async with running(store, tmp_path) as recorder:
-        finished(recorder, record(rollout, 100))  # calls go on while the recovery waits for the store
-        assert not await recorder.flush(timeout=0.05)
-        store.rise()
-        assert await recorder.flush(origin_of(rollout))
-
-        assert counts(recorder.totals) == (0, 0, 31, 0)
-    assert len(await calls(store, rollout)) == 31
-    assert "30 model calls of an earlier process" in caplog.text
-    assert list(tmp_path.iterdir()) == []
-
-
-async def test_recovery_that_is_broken_off_goes_on_where_it_was(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
-) -> None:
-    left_behind(tmp_path, rollout, 10)
-    async with running(store, tmp_path, limits=limited(batch_items=4), close_seconds=0.05) as recorder:
-        store.error = lambda spans: StoreUnavailable("down") if spans and recorder.totals.stored else None
-        while recorder.totals.stored < 4:
-            await asyncio.sleep(0.002)
-    store.rise()
-
-    async with running(store, tmp_path) as recorder:
-        assert await recorder.flush()
-
-        assert recorder.totals.stored == 6
-    assert len(await calls(store, rollout)) == 10
-
-
-async def test_call_that_was_stored_before_the_crash_is_not_stored_again(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
-) -> None:
-    async with running(store) as recorder:
-        finished(recorder, record(rollout, 0))
-    left_behind(tmp_path, rollout, 1)
-
-    async with running(store, tmp_path) as recorder:
-        assert await recorder.flush()
-
-    assert len(await calls(store, rollout)) == 1
-
-
-async def test_disk_that_is_full_costs_no_call_and_is_reported_once(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(store, tmp_path) as recorder:
-        with pytest.MonkeyPatch.context() as full:
-            full.setattr("os.pwrite", lambda *_: 0)
-            for number in range(10):
-                finished(recorder, record(rollout, number))
-        assert await recorder.flush()
-
-    assert len(await calls(store, rollout)) == 10
-    assert caplog.text.count("bytes could be written") == 1
-
-
-async def test_stop_while_disk_and_store_fail_reports_what_is_lost(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(store, tmp_path, **QUICK) as recorder:
-        store.fall()
-        finished(recorder, record(rollout, 1))
-        with pytest.MonkeyPatch.context() as full:
-            full.setattr("os.pwrite", lambda *_: 0)
-            finished(recorder, record(rollout, 2))
-
-    assert counts(recorder.totals) == (0, 1, 0, 1)
-    assert "1 model calls are lost" in caplog.text
-    assert "1 model calls are not stored yet" in caplog.text
-
-
-async def test_journal_that_cannot_be_read_is_reported(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "a.calls").mkdir()
-
-    async with running(store, tmp_path) as recorder:
-        finished(recorder, record(rollout, 1))
-        assert await recorder.flush()
-
-    assert "cannot be read" in caplog.text
-    assert len(await calls(store, rollout)) == 1

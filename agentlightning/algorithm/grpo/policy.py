@@ -261,7 +261,7 @@ class ServedPolicies:
         else:
             for start in starts:  # one after the other: each measures how much memory of the GPU is left
                 await start()
-        self._proxy = proxy = LLMProxy(store=store, journal=False) if given is None else given
+        self._proxy = proxy = LLMProxy(store=store) if given is None else given
         before = list(proxy.model_list)
         stack.callback(proxy.update_model_list, before)
         names = {policy.name for policy in self._policies}

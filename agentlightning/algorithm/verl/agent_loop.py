@@ -178,9 +178,7 @@ class StoreAgentLoopManager:
         """Put the proxy before the engine and publish it, for training and for validation."""
         seconds = self._rollout_config.timeout_seconds
         # A proxy with a key takes calls of attempts that run alone, and the key of an attempt ends with it.
-        proxy = self._parts.llm_proxy or LLMProxy(
-            api_key=secrets.token_urlsafe(32), journal=False, deadline_seconds=seconds
-        )
+        proxy = self._parts.llm_proxy or LLMProxy(api_key=secrets.token_urlsafe(32), deadline_seconds=seconds)
         proxy.set_store(self._store)
         parameters = {"model": f"agl/{self._model}", "api_base": address, "api_key": key, "timeout": seconds}
         others = [entry for entry in proxy.model_list if entry["model_name"] != self._model]

@@ -1,7 +1,7 @@
 """Backends of the LLM proxy: who serves which model, and how a call gets to one of them and back.
 
 model list ──▶ model_entry ──▶ Backend                                         what an entry says
-BackendRequest ──▶ BackendPool ──▶ CallState ──▶ HttpSender or LibrarySender ──▶ BackendResponse
+BackendRequest ──▶ BackendPool ──▶ CallState ──▶ HttpSender ──▶ BackendResponse
                        └── BackendState: breaker, limits, queue                what is remembered of a backend
 """
 

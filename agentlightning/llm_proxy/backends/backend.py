@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from agentlightning.dialects import DIALECTS, DialectName
 from agentlightning.errors import ProxyError
 
-Provider = Literal["openai", "hosted_vllm", "vllm", "text-completion-openai", "anthropic", "azure", "agl", "litellm"]
+Provider = Literal["openai", "hosted_vllm", "vllm", "text-completion-openai", "anthropic", "azure", "agl"]
 
 WILDCARD: Final = "*"
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
@@ -28,9 +28,7 @@ TRANSLATED: Final[tuple[DialectName, ...]] = ("chat", "messages", "responses")
 _AZURE_DEPLOYMENTS: Final = "/openai/deployments/"
 _WITH_TOKENIZER: Final = frozenset({"hosted_vllm", "vllm", "agl"})
 """Providers whose servers have vLLM's `/tokenize`."""
-_NAME_IN_ADDRESS: Final = frozenset({"azure", "litellm"})
-"""Providers that put the model's name into an address, or take a URL or an ARN for one."""
-_PLAIN_NAME: Final = re.compile(r"(?!.*(\.\.|//|arn:))\w[\w.:@+/-]*", re.ASCII | re.IGNORECASE)
+_PLAIN_NAME: Final = re.compile(r"(?!.*(\.\.|//))\w[\w.:@+/-]*", re.ASCII | re.IGNORECASE)
 
 
 class Try(NamedTuple):
@@ -102,7 +100,7 @@ class Backend:
     model: str
     """The server's own name of the model; the deployment on Azure."""
     base_url: str
-    """Without a slash at the end; empty where the litellm library knows the address."""
+    """Without a slash at the end."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     """Sent with every call, the key among them."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -122,8 +120,6 @@ class Backend:
     """Request fields for calls that do not set them."""
     overrides: Mapping[_Label, Mapping[str, Any]] = field(default_factory=dict, repr=False, hash=False)
     """Request fields that replace the caller's, by the id of the rollout's resources; None removes a field."""
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
-    """Arguments for the litellm library alone, its credentials among them."""
     input_cost_per_token: _Cost | None = None
     output_cost_per_token: _Cost | None = None
     gives_token_ids: StrictBool | None = False
@@ -167,7 +163,7 @@ class Backend:
     @property
     def health_url(self) -> str | None:
         """The address of the health check; None if there is none."""
-        if self.health_path is None or not self.base_url:
+        if self.health_path is None:
             return None
         if self.health_path.startswith(("http://", "https://")):
             return self.health_path
@@ -196,10 +192,10 @@ class Backend:
             return self
         before, _, after = self.model_name.partition(WILDCARD)
         middle = requested[len(before) : len(requested) - len(after)] if WILDCARD in self.model_name else requested
-        if self.provider in _NAME_IN_ADDRESS and _PLAIN_NAME.fullmatch(middle) is None:
+        if self.provider == "azure" and _PLAIN_NAME.fullmatch(middle) is None:
             raise UnknownModel(
                 f"There is no model {requested[:200]!r}: for '{self.model_name}' stands a name of letters, digits and "
-                "'_.:@+-/', without '//', '..' and 'arn:'; a model of another name needs an entry of its own."
+                "'_.:@+-/', without '//' and '..'; a model of another name needs an entry of its own."
             )
         return dataclasses.replace(self, model=self.model.replace(WILDCARD, middle, 1))
 

@@ -35,7 +35,6 @@ from agentlightning.llm_proxy.backends.connection import (
     ResponseHead,
     SendFailure,
 )
-from agentlightning.llm_proxy.backends.litellm_library import LibrarySender
 from agentlightning.llm_proxy.backends.model_entry import backend_of
 from agentlightning.utils.deadline import within
 
@@ -69,7 +68,6 @@ class BackendPool:
         self._clock = clock or Clock()
         self._http = HttpSender()
         self._large_answers = Room(MOST_LARGE_ANSWERS)
-        self._library = LibrarySender()
         self._states: list[BackendState] = []
         self._by_model: dict[str, list[BackendState]] = {}
         self._retired: weakref.WeakSet[BackendState] = weakref.WeakSet()
@@ -257,11 +255,10 @@ class BackendPool:
         """One try; None if there shall be another."""
         began = self._clock.now()
         state.breaker.begin(began)
-        sender = self._http if state.backend.provider != "litellm" else self._library
         try:
             backend = state.backend.named(call.request.model)
             prepared = call.request.prepare(backend)
-            outcome = await within(call.deadline - began, sender.send(backend, prepared))
+            outcome = await within(call.deadline - began, self._http.send(backend, prepared))
         except TimeoutError:
             raise self._timed_out(call, state, began) from None
         except DialectNotServed:

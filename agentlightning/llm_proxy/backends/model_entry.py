@@ -1,12 +1,11 @@
 """Entries of a model list, in LiteLLM's form, read with pydantic and made into backends.
 
-The prefix of `litellm_params.model` names the provider. Providers in `_PROVIDERS` are served by the proxy itself; any
-other goes through the litellm library, if that is installed. What an entry leaves open comes from the environment
-variables that LiteLLM reads for the provider. A mistake in the list is an error at once, not with the first call.
+The prefix of `litellm_params.model` names the provider, one of `_PROVIDERS`; a provider with a protocol of its own runs
+behind `litellm --port`, and is named by that address. What an entry leaves open comes from the environment variables
+that LiteLLM reads for the provider. A mistake in the list is an error at once, not with the first call.
 """
 
 import base64
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from agentlightning.dialects import DialectName
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.backends.backend import WILDCARD, Backend, Provider
-from agentlightning.llm_proxy.backends.litellm_library import CHAT_FIELDS, EMBEDDINGS_FIELDS
-from agentlightning.utils.installation import install_command
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 ANTHROPIC_URL: Final = "https://api.anthropic.com/v1"
@@ -42,13 +39,6 @@ _SETTINGS: Final = frozenset(
     }
 )
 """What LiteLLM reads itself; the rest of `litellm_params` are fields of the request."""
-_LIBRARY_SETTINGS: Final = frozenset(
-    {"api_version", "organization", "region_name", "drop_params", "additional_drop_params", "allowed_openai_params"}
-    | {"azure_ad_token", "tenant_id", "client_id", "client_secret", "ssl_verify", "mock_response"}
-)
-"""Those of the settings that the litellm library expects as arguments of a call."""
-_REQUEST_FIELDS: Final = CHAT_FIELDS | EMBEDDINGS_FIELDS
-"""What may be seen in a request to the library; anything else may be a credential."""
 _SHARED_FIELDS: Final = (
     *("weight", "max_parallel_requests", "rpm", "tpm", "timeout", "input_cost_per_token", "output_cost_per_token"),
     *("version", "resources_id"),
@@ -58,21 +48,6 @@ _INFO_FIELDS: Final = ("gives_token_ids", "gives_logprobs", "dialects", "health_
 """What may stand in `model_info` alone."""
 _OPENAI_ALIKE: Final = frozenset({"openai_like", "custom_openai", "litellm_proxy", "lm_studio", "llamafile"})
 """Prefixes of servers that speak as OpenAI does, wherever they are."""
-_LIBRARY_PREFIXES: Final = frozenset(
-    {
-        *("ai21", "ai21_chat", "aiml", "amazon_nova", "anthropic_text", "azure_ai", "azure_text", "baseten", "bedrock"),
-        *("cerebras", "clarifai", "cloudflare", "codestral", "cohere", "cohere_chat", "cometapi", "dashscope"),
-        *("databricks", "datarobot", "deepinfra", "deepseek", "docker_model_runner", "featherless_ai", "fireworks_ai"),
-        *("friendliai", "galadriel", "gemini", "gigachat", "github", "github_copilot", "gradient_ai", "groq"),
-        *("heroku", "huggingface", "hyperbolic", "infinity", "jina_ai", "lambda_ai", "lemonade", "maritalk"),
-        *("meta_llama", "minimax", "mistral", "moonshot", "morph", "nebius", "nlp_cloud", "novita", "nscale"),
-        *("nvidia_nim", "oci", "ollama", "ollama_chat", "oobabooga", "openrouter", "ovhcloud", "perplexity", "petals"),
-        *("predibase", "replicate", "sagemaker", "sagemaker_chat", "sambanova", "sap", "scaleway", "snowflake"),
-        *("text-completion-codestral", "together_ai", "triton", "v0", "vercel_ai_gateway", "vertex_ai", "volcengine"),
-        *("voyage", "wandb", "watsonx", "watsonx_text", "xai", "xinference", "zai"),
-    }
-)
-"""Prefixes that are providers of the library even where an address is given, and not the first part of a name."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +80,6 @@ _PROVIDERS: Final[Mapping[Provider, _ProviderDefaults]] = {
         ("messages",), "ANTHROPIC_API_KEY", ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), ANTHROPIC_URL
     ),
     "azure": _ProviderDefaults(_OPENAI_DIALECTS, "AZURE_API_KEY", ("AZURE_API_BASE",)),
-    "litellm": _ProviderDefaults(("chat", "embeddings")),
 }
 
 
@@ -120,7 +94,7 @@ _Headers = dict[_HeaderText, _HeaderText]
 
 
 class ModelParameters(BaseModel):
-    """What the proxy reads of `litellm_params`; other fields are defaults of requests, or options of the library."""
+    """What the proxy reads of `litellm_params`; other fields are defaults of requests."""
 
     model: Annotated[str, Field(min_length=1)]
     api_base: str | None = None
@@ -166,12 +140,6 @@ def _backend(entry: Mapping[str, Any], number: int, place: str) -> Backend:
     given = {header.lower() for header in own}
     headers = {header: value for header, value in auth.items() if header.lower() not in given} | own
     defaults = {field: value for field, value in parameters.items() if field not in _SETTINGS and value is not None}
-    options: dict[str, Any] = {}
-    if provider == "litellm":
-        options = {field: value for field, value in defaults.items() if field not in _REQUEST_FIELDS}
-        options |= {field: value for field, value in parameters.items() if field in _LIBRARY_SETTINGS}
-        options |= {field: value for field, value in (("api_key", api_key), ("api_base", base_url)) if value}
-        defaults = {field: value for field, value in defaults.items() if field in _REQUEST_FIELDS}
     is_openai = provider == "openai" and yarl.URL(base_url).host == yarl.URL(OPENAI_URL).host
     settings: dict[str, Any] = {
         # OpenAI itself gives no token ids; servers that speak like it may.
@@ -182,19 +150,16 @@ def _backend(entry: Mapping[str, Any], number: int, place: str) -> Backend:
     settings |= {field: info[field] for field in _INFO_FIELDS if field in info}
     for holder in (info, entry, parameters):  # the last wins
         settings |= {field: holder[field] for field in _SHARED_FIELDS if holder.get(field) is not None}
-    if provider == "litellm":
-        settings["health_path"] = None
     return Backend(
-        name=f"{entry.get('model_name')}#{number} at {base_url or model}",
+        name=f"{entry.get('model_name')}#{number} at {base_url}",
         model_name=entry.get("model_name") or "",
         provider=provider,
         model=model,
         base_url=base_url,
         headers=headers,
         defaults={**defaults, **(params.extra_body or {})},
-        options=options,
         api_version=_azure_version(params, base_url) if provider == "azure" else None,
-        secrets=_secrets_of(api_key, {**auth, **headers}, options),
+        secrets=_secrets_of(api_key, {**auth, **headers}),
         **settings,
     )
 
@@ -222,37 +187,32 @@ def _provider_of(params: ModelParameters, place: str) -> tuple[Provider, str]:
     prefix, slash, rest = params.model.partition("/")
     if given is not None:
         rest = rest if slash and prefix == given else params.model
-        provider = _served_provider(given)
-        return (provider, rest) if provider is not None else _through_library(f"{given}/{rest}", place)
-    if slash and (provider := _served_provider(prefix)) is not None:
+        return _served_provider(given, place), rest
+    if slash and prefix in _PROVIDERS:
         if not rest:
             raise ConfigurationError(f"{place}: litellm_params.model must be provider/model, as in 'openai/gpt-4.1'.")
-        return provider, rest
+        return _served_provider(prefix, place), rest
     if params.model.startswith("claude-") and not slash:
         return "anthropic", params.model
-    if (params.api_base or params.base_url) and prefix not in _LIBRARY_PREFIXES:
+    if params.api_base or params.base_url:
         # An unknown prefix is a part of the name, as model servers give it.
         return "openai", rest if prefix in _OPENAI_ALIKE and rest else params.model
     if params.model == WILDCARD:
         raise ConfigurationError(
             f"{place}: litellm_params.model is '*'; accepted is a provider in front, as in 'openai/*', or an api_base."
         )
-    return _through_library(params.model, place) if slash else ("openai", params.model)
+    return (_served_provider(prefix, place) if slash else "openai"), params.model
 
 
-def _served_provider(prefix: str) -> Provider | None:
-    """The provider of this name, if the proxy serves it itself."""
-    return next((provider for provider in _PROVIDERS if prefix == provider != "litellm"), None)
-
-
-def _through_library(model: str, place: str) -> tuple[Provider, str]:
-    if importlib.util.find_spec("litellm") is None:
-        raise ConfigurationError(
-            f"{place} names the model '{model}', whose provider is reached through the litellm library, "
-            f"which is not installed: run `{install_command('litellm')}`, or give an api_base that speaks "
-            "OpenAI's dialects and a model of the form 'openai/name'."
-        )
-    return "litellm", model
+def _served_provider(name: str, place: str) -> Provider:
+    """The provider of this name; ConfigurationError with the ways to another."""
+    for provider in _PROVIDERS:
+        if provider == name:
+            return provider
+    raise ConfigurationError(
+        f"{place} names the provider '{name}', whose protocol the proxy does not speak; name its address that speaks "
+        "OpenAI's, with a model 'openai/NAME' and its api_base, or run `litellm --port 4000` before it and name that."
+    )
 
 
 def _address_of(params: ModelParameters, provider: Provider, place: str) -> tuple[str, dict[str, str]]:
@@ -261,8 +221,6 @@ def _address_of(params: ModelParameters, provider: Provider, place: str) -> tupl
     from_environment = (os.environ[variable] for variable in known.address_variables if os.environ.get(variable))
     text = params.api_base or params.base_url or next(from_environment, known.address)
     if text is None:
-        if provider == "litellm":
-            return "", {}
         named = "".join(f", or {variable} in the environment" for variable in known.address_variables)
         raise ConfigurationError(
             f"{place} has no address: '{provider}/...' needs litellm_params.api_base, as in "
@@ -305,9 +263,9 @@ def _azure_version(params: ModelParameters, base_url: str) -> str | None:
     return params.api_version or os.environ.get("AZURE_API_VERSION") or AZURE_API_VERSION
 
 
-def _secrets_of(api_key: str | None, headers: Mapping[str, str], options: Mapping[str, object]) -> tuple[str, ...]:
+def _secrets_of(api_key: str | None, headers: Mapping[str, str]) -> tuple[str, ...]:
     """Longest first, so that a part of one does not keep the rest of it in sight."""
-    texts = {api_key or "", *headers.values(), *(value for value in options.values() if isinstance(value, str))}
+    texts = {api_key or "", *headers.values()}
     texts |= {text.partition(" ")[2] for text in texts if text.startswith(("Bearer ", "Basic "))}
     secrets = [text for text in texts - {ANTHROPIC_VERSION} if len(text) >= SHORTEST_SECRET]
     return tuple(sorted(secrets, key=lambda text: (-len(text), text)))

@@ -105,20 +105,12 @@ def test_server_without_an_address_is_a_mistake() -> None:
         backend("hosted_vllm/x")
 
 
-def test_provider_we_do_not_speak_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+def test_provider_with_a_protocol_of_its_own_is_answered_with_the_ways_to_it() -> None:
+    for options in ({}, {"custom_llm_provider": "bedrock"}):
+        with pytest.raises(ConfigurationError, match=r"'bedrock'.*openai/NAME.*litellm --port"):
+            backend("bedrock/x", **options)
 
-    with pytest.raises(ConfigurationError, match=r"bedrock/x.*pip install .*\[litellm\]"):
-        backend("bedrock/x")
-
-
-def test_provider_of_the_library_stays_one_where_an_address_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-
-    made = backend("ollama/llama3", api_base="http://h:1", api_key=SECRET)
-
-    assert (made.provider, made.model, made.health_url) == ("litellm", "ollama/llama3", None)
-    assert made.options == {"api_key": SECRET, "api_base": "http://h:1"}
+    assert backend("ollama/llama3", api_base="http://h:1").provider == "openai"
 
 
 def test_what_is_known_of_token_ids() -> None:

@@ -43,7 +43,7 @@ NAMES = {
 
 MODULES = """
     adapter adapter.base adapter.messages adapter.trajectory adapter.triplet algorithm algorithm.base
-    algorithm.decorator algorithm.fast algorithm.utils cli cli.agentops_server cli.prometheus cli.runner cli.store
+    algorithm.decorator algorithm.fast algorithm.utils cli cli.agentops_server cli.runner cli.store
     cli.tokens client config emitter emitter.annotation emitter.exception emitter.message emitter.object
     emitter.reward emitter.utils env_var errors events execution execution.base execution.client_server
     execution.events execution.inter_process execution.shared_memory instrumentation instrumentation.agentops
@@ -83,6 +83,9 @@ REMOVED_NAMES = [
     ("agentlightning", "WeaveTracer", "WeaveTracer is gone; use OtelTracer"),
     ("agentlightning.tracer", "WeaveTracer", "WeaveTracer is gone; use OtelTracer"),
     ("agentlightning.instrumentation", "WEAVE_INSTALLED", "WEAVE_INSTALLED is gone"),
+    ("agentlightning.llm_proxy", "LightningSpanExporter", "LightningSpanExporter is gone; the LLM proxy"),
+    ("agentlightning.llm_proxy", "StreamConversionMiddleware", "StreamConversionMiddleware is gone; the LLM proxy"),
+    ("agentlightning.utils.metrics", "ConsoleMetricsBackend", "ConsoleMetricsBackend is gone; a store server"),
 ]
 
 

@@ -32,7 +32,6 @@ COMMANDS = {
     "vllm": "start a vLLM for a training, or run its own command line",
     "mcp": "show a store to coding agents",
     "tokens": "make and read the tokens of a store server",
-    "prometheus": "show the figures of several processes to Prometheus",
     "agentops": "stand in for AgentOps' service on this machine",
 }
 

@@ -45,7 +45,6 @@ from agentlightning.store import (
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import DEFAULT_MAX_ATTEMPT_BYTES, DEFAULT_MAX_ATTEMPT_SPANS
-from agentlightning.utils.metrics import ConsoleMetricsBackend
 from agentlightning.utils.server_launcher import ending_signal, tune_process
 
 __all__ = ["COMMAND", "main"]
@@ -103,10 +102,8 @@ def _add_arguments(parser: CommandParser) -> None:
         metavar="SPANS",
         help="how many spans one attempt may have (default: %(default)d)",
     )
-    parser.add_argument("--n-workers", type=positive_number, default=1, help="server processes, not for a memory store")
-    parser.add_argument(
-        "--tracker", action="append", choices=["prometheus", "console"], help="prometheus is always at /metrics"
-    )
+    parser.add_argument("--n-workers", type=positive_number, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--tracker", action="append", choices=["prometheus"], help=argparse.SUPPRESS)
     verbs = parser.add_subparsers(dest="verb", metavar=f"{{{','.join(VERBS)}}}")
     for verb, what in VERBS.items():
         command = verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=EXAMPLES)
@@ -155,18 +152,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     refuse_open_address(arguments.host, token, is_insecure=arguments.insecure)
     store = chosen_store(arguments)
-    if arguments.n_workers > 1 and isinstance(store, InMemoryLightningStore):
-        raise ConfigurationError(
-            f"--n-workers {arguments.n_workers} needs --backend sqlite or postgres; processes cannot share memory."
-        )
     server = LightningStoreServer(
         store,
         arguments.host,
         arguments.port,
         cors_allow_origins=arguments.cors_origin,
-        launch_mode="mp" if arguments.n_workers > 1 else "asyncio",
+        launch_mode="asyncio",
         n_workers=arguments.n_workers,
-        tracker=ConsoleMetricsBackend() if "console" in (arguments.tracker or ()) else None,
         token=token,
     )
     return asyncio.run(_serve_until_signal(server, store))

@@ -7,6 +7,7 @@ _CALLER_OF_CALLER: Final = 3
 """Stack level, seen from `deprecated`, of whoever called the function that calls it."""
 
 REMOVED: Final = {
+    "ConsoleMetricsBackend": "ConsoleMetricsBackend is gone; a store server has its figures at /metrics.",
     "HttpTracer": "HttpTracer is gone; use OtelTracer, or the LLM proxy.",
     "LightningOpenTelemetry": "LightningOpenTelemetry is gone; the LLM proxy records calls itself.",
     "LightningSpanExporter": "LightningSpanExporter is gone; the LLM proxy records calls itself.",

@@ -1,34 +1,28 @@
 """Counting and timing, kept apart from where the figures are shown.
 
 Code that measures registers each metric once, with the names of its labels, and then counts or observes; it never knows
-whether the figures end in the log, in Prometheus, or in both. All methods are synchronous, quick and safe to call from
+where the figures end. All methods are synchronous, quick and safe to call from
 any thread. A metric that was not registered, or labels other than the registered ones, are mistakes of the measuring
 code and raise a `ConfigurationError`; registering the same metric again is no mistake.
 """
 
-import logging
-import math
-import random
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.deprecation import missing_name
 from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["MetricsBackend", "ConsoleMetricsBackend", "PrometheusMetricsBackend", "MultiMetricsBackend"]
+__all__ = ["MetricsBackend", "PrometheusMetricsBackend", "MultiMetricsBackend"]
 
 _Kind: TypeAlias = Literal["counter", "histogram"]
 _LabelValues: TypeAlias = tuple[str, ...]
-
-_RESERVOIR_SIZE: Final = 1024
-"""Observations kept per series and interval; percentiles are estimated from them."""
 
 
 class MetricsBackend(ABC):
@@ -122,100 +116,6 @@ class _CheckedBackend(MetricsBackend):
         self._record(metric, tuple([str(labels[label]) for label in metric.label_names]), value)
 
 
-@dataclass
-class _Series:
-    """One metric with one set of label values; what it gathers is since the last line, except `total`."""
-
-    metric: _Metric
-    label_values: _LabelValues
-    total: float = 0.0
-    count: int = 0
-    sum: float = 0.0
-    sample: list[float] = field(default_factory=list)
-
-    def add(self, value: float) -> None:
-        """Take a figure; every observation is kept with equal probability once there are more than fit."""
-        self.total += value
-        self.sum += value
-        self.count += 1
-        if self.metric.kind == "counter":
-            return
-        if len(self.sample) < _RESERVOIR_SIZE:
-            self.sample.append(value)
-        elif (place := random.randrange(self.count)) < _RESERVOIR_SIZE:
-            self.sample[place] = value
-
-
-class ConsoleMetricsBackend(_CheckedBackend):
-    """Writes a summary to the log: one line per metric and label values that moved, at most once in an interval.
-
-    Lines appear when something is measured after the interval has passed; `report` writes what is still unwritten.
-    """
-
-    def __init__(
-        self,
-        log_interval_seconds: float = 10.0,
-        logger: logging.Logger | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
-        self._log_interval_seconds = log_interval_seconds
-        self._logger = logger or logging.getLogger(__name__)
-        self._clock = clock
-        self._measuring = threading.Lock()  # protects what follows
-        self._series_by_key: dict[tuple[str, _LabelValues], _Series] = {}
-        self._last_report_time = clock()
-
-    def report(self) -> None:
-        """Write the lines now, whether or not the interval has passed."""
-        with self._measuring:
-            lines = self._take_lines(self._clock())
-        self._write(lines)
-
-    def _record(self, metric: _Metric, label_values: _LabelValues, value: float) -> None:
-        with self._measuring:
-            series = self._series_by_key.get((metric.name, label_values))
-            if series is None:
-                series = self._series_by_key[metric.name, label_values] = _Series(metric, label_values)
-            series.add(value)
-            now = self._clock()
-            is_due = now - self._last_report_time >= self._log_interval_seconds
-            lines = self._take_lines(now) if is_due else []
-        self._write(lines)
-
-    def _take_lines(self, now: float) -> list[str]:
-        seconds, self._last_report_time = now - self._last_report_time, now
-        moved = [series for series in self._series_by_key.values() if series.count]
-        lines = [_line(series, seconds) for series in moved]
-        for series in moved:
-            series.count, series.sum, series.sample = 0, 0.0, []
-        return lines
-
-    def _write(self, lines: Sequence[str]) -> None:
-        """Outside the lock, because a log handler may do anything."""
-        for line in lines:
-            self._logger.info("%s", line)
-
-
-def _line(series: _Series, seconds: float) -> str:
-    metric = series.metric
-    labels = ", ".join(f'{name}="{value}"' for name, value in zip(metric.label_names, series.label_values, strict=True))
-    title = f"{metric.name}{{{labels}}}" if labels else metric.name
-    if metric.kind == "counter":
-        return f"{title}: total={series.total:g} rate={_per_second(series.sum, seconds)}"
-    ordered = sorted(series.sample)
-    # The smallest value that so many percent of the values do not exceed.
-    at_percent = {percent: ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)] for percent in (50, 95, 99)}
-    percentiles = " ".join(f"p{percent}={value:.6g}" for percent, value in at_percent.items())
-    rate = _per_second(series.count, seconds)
-    return f"{title}: count={series.count} rate={rate} mean={series.sum / series.count:.6g} {percentiles}"
-
-
-def _per_second(amount: float, seconds: float) -> str:
-    return f"{amount / seconds:.2f}/s" if seconds > 0 else "n/a"
-
-
 class PrometheusMetricsBackend(_CheckedBackend):
     """Keeps the figures in a Prometheus registry, its own unless one is given, from which an exporter serves them.
 
@@ -274,3 +174,7 @@ class MultiMetricsBackend(MetricsBackend):
     def observe_histogram(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         for backend in self._backends:
             backend.observe_histogram(name, value, labels)
+
+
+def __getattr__(name: str) -> object:
+    raise missing_name(__name__, name)

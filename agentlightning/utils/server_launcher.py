@@ -1,4 +1,4 @@
-"""Running an ASGI application: in the current loop, in a thread, or in processes of its own.
+"""Running an ASGI application: in the current loop, or in a thread.
 
 The launcher binds its socket before anything is started, so a busy port is an error at once, port 0 finds a free one,
 and nobody is fooled by another server answering there. `start` returns when requests are served; `stop` lets requests
@@ -10,11 +10,8 @@ import contextlib
 import ctypes
 import errno
 import gc
-import inspect
 import ipaddress
 import logging
-import multiprocessing
-import pickle
 import signal
 import socket
 import sys
@@ -24,17 +21,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.utils.child_process import end_process, leave_with_parent
-from agentlightning.utils.deadline import until
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-    from multiprocessing.synchronize import Event as ProcessEvent
-
     from agentlightning.utils.uvicorn_server import StoppableServer
 
 __all__ = [
@@ -52,7 +44,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-LaunchMode = Literal["asyncio", "thread", "mp"]
+LaunchMode = Literal["asyncio", "thread"]
 Application = Callable[..., Any]
 
 UNOBSERVED: Final[Any] = {"tracing": False, "metrics": False, "logs": False}
@@ -108,7 +100,7 @@ class PythonServerLauncherArgs:
     """Address that others are told; by default the bound one."""
     launch_mode: LaunchMode = "asyncio"
     n_workers: int = 1
-    """Processes of launch mode "mp"."""
+    """Must be 1."""
     healthcheck_url: str | None = None
     """Path that must answer 200 before `start` returns."""
     log_level: int | str = logging.ERROR
@@ -117,7 +109,6 @@ class PythonServerLauncherArgs:
     kill_unhealthy_server: bool = True
     """Whether a server that does not become healthy in time is stopped."""
     thread_join_timeout: float = 10.0
-    process_join_timeout: float = 10.0
     timeout_keep_alive: int = 30
     uvicorn_options: Mapping[str, Any] = field(default_factory=dict)
     reserved: socket.socket | None = None
@@ -136,12 +127,16 @@ class PythonServerLauncher:
         """Prepare to serve; nothing is bound yet.
 
         Args:
-            app: The ASGI application. In launch mode "mp" a function without arguments that builds it and can be
-                pickled, or an application, for which this process is forked. If it has a method `begin_shutdown`, that
-                is called before its connections are closed.
+            app: The ASGI application. If it has a method `begin_shutdown`, that is called before its connections are
+                closed.
             args: Where and how.
             serve_context: Entered around serving, in the loop that serves.
         """
+        if args.launch_mode not in get_args(LaunchMode) or args.n_workers != 1:
+            raise ConfigurationError(
+                f"launch_mode is {args.launch_mode!r} with n_workers={args.n_workers}; a server is one process: use "
+                "launch_mode='thread', and start further servers of the same SQLite file or PostgreSQL database."
+            )
         self.app = app
         self.args = args
         self.server: StoppableServer | None = None
@@ -150,9 +145,6 @@ class PythonServerLauncher:
         self._port = args.port or 0
         self._thread: LoopThread | None = None
         self._serving: Future[None] | asyncio.Task[None] | None = None
-        self._processes: list[BaseProcess] = []
-        self._ready: list[ProcessEvent] = []
-        self._leave: ProcessEvent | None = None
 
     # ------------------------------------------------------------------ addresses
 
@@ -177,8 +169,6 @@ class PythonServerLauncher:
         return None if path is None else f"{self.access_endpoint}/{path.lstrip('/')}"
 
     def is_running(self) -> bool:
-        if self._processes:
-            return all(process.is_alive() for process in self._processes)
         return self.server is not None and self.server.started and not self.server.should_exit
 
     # ------------------------------------------------------------------ life
@@ -202,12 +192,9 @@ class PythonServerLauncher:
             await self._until_served(self._serving)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop)
-        if self._processes:
-            await asyncio.to_thread(self._join_processes)
         if self._socket is not None:
             self._socket.close()
-        self._socket = self._serving = self._thread = self.server = self._leave = None
-        self._processes = []
+        self._socket = self._serving = self._thread = self.server = None
 
     async def reload(self) -> None:
         """Stop, then start again on the same port."""
@@ -216,10 +203,6 @@ class PythonServerLauncher:
 
     async def run_forever(self) -> None:
         """Serve in the current loop until `stop` is called or the caller is cancelled."""
-        if self.args.launch_mode == "mp":
-            await self.start()
-            await until(lambda: not self.is_running())
-            return
         self._bind()
         self.server = _new_server(self.app, self.args)
         self._serving = serving = asyncio.create_task(self._serve(self.server), name="agl-server")
@@ -248,9 +231,6 @@ class PythonServerLauncher:
         self._port = self._socket.getsockname()[1]
 
     def _launch(self) -> None:
-        if self.args.launch_mode == "mp":
-            self._start_processes()
-            return
         self.server = _new_server(self.app, self.args)
         if self.args.launch_mode == "thread":
             self._thread = LoopThread("agl-server")
@@ -265,8 +245,7 @@ class PythonServerLauncher:
     async def _until_ready(self) -> None:
         deadline = time.monotonic() + self.args.startup_timeout
         while not self._has_started():
-            has_ended = any(not process.is_alive() for process in self._processes)
-            has_ended |= self._serving is not None and self._serving.done()
+            has_ended = self._serving is not None and self._serving.done()
             if has_ended or time.monotonic() > deadline:
                 raise RuntimeError(f"The server on {self.endpoint} did not start; its log says why.")
             await asyncio.sleep(_POLL_SECONDS)
@@ -280,8 +259,6 @@ class PythonServerLauncher:
                 await asyncio.sleep(_POLL_SECONDS)
 
     def _has_started(self) -> bool:
-        if self._processes:
-            return all(ready.is_set() for ready in self._ready)
         return self.server is not None and self.server.started
 
     async def _until_served(self, serving: "Future[None] | asyncio.Task[None]") -> None:
@@ -292,31 +269,6 @@ class PythonServerLauncher:
             future.cancel()
         elif not future.cancelled() and (error := future.exception()) is not None:
             logger.warning("The server on %s ended with an error.", self.endpoint, exc_info=error)
-
-    def _start_processes(self) -> None:
-        # An application of FastAPI cannot be pickled, but a fork has it.
-        context: Any = multiprocessing.get_context("fork" if _is_built(self.app) else "spawn")
-        self._leave = context.Event()
-        self._ready = [context.Event() for _ in range(self.args.n_workers)]
-        for number, ready in enumerate(self._ready):
-            arguments = (self.app, self.args, self._socket, ready, self._leave)
-            process = context.Process(target=_serve_process, args=arguments, name=f"agl-server-{number}", daemon=True)
-            try:
-                process.start()
-            except (TypeError, AttributeError, pickle.PicklingError) as error:
-                raise ConfigurationError(
-                    f"The application cannot be handed to another process: {error}. Use launch_mode='thread'."
-                ) from error
-            self._processes.append(process)
-
-    def _join_processes(self) -> None:
-        if self._leave is not None:
-            self._leave.set()
-        for process in self._processes:
-            process.join(self.args.process_join_timeout)
-            if process.is_alive():
-                logger.warning("Server process %s did not stop in time; it is killed.", process.name)
-                end_process(process, 0)
 
 
 def reserved_socket(host: str, port: int = 0) -> socket.socket:
@@ -374,42 +326,6 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "StoppableS
 def _check_health(url: str) -> None:
     with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT_SECONDS):
         return
-
-
-def _is_built(app: Application) -> bool:
-    """Whether this is an application, which takes scope, receive and send, and not a function that builds one."""
-    needed = [one for one in inspect.signature(app).parameters.values() if one.default is inspect.Parameter.empty]
-    return len(needed) >= len(("scope", "receive", "send"))
-
-
-def _serve_process(
-    build: Application,
-    args: PythonServerLauncherArgs,
-    listening: socket.socket,
-    ready: "ProcessEvent",
-    leave: "ProcessEvent",
-) -> None:
-    """What a process of launch mode "mp" runs: serve until told to leave, or until the parent is gone."""
-    tune_process()
-
-    def leave_in_time() -> None:
-        leave.set()
-        time.sleep(args.process_join_timeout)
-
-    async def serve() -> None:
-        loop, server = asyncio.get_running_loop(), _new_server(build if _is_built(build) else build(), args)
-        # A terminal signals the whole group: the parent says when to leave, and leaving is finishing what was begun.
-        for number in ENDING_SIGNALS:
-            loop.add_signal_handler(number, lambda: None)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        if await until(lambda: server.started, beside=serving, interval_seconds=_POLL_SECONDS):
-            ready.set()
-        await until(leave.is_set, beside=serving)
-        server.stop()
-        await serving
-
-    leave_with_parent(leave_in_time)
-    asyncio.run(serve())
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""`agl store` and `agl prometheus` as processes of their own, asked over the network and ended by signals."""
+"""`agl store` as a process of its own, asked over the network and ended by signals."""
 
 import json
 import os
@@ -75,8 +75,8 @@ def test_token_from_the_environment_is_asked_for(start: Start) -> None:
 
 
 async def test_several_processes_serve_one_file(start: Start) -> None:
-    process, address = start("store", "--port", "0", "--path", "runs.db", "--n-workers", "2")
-    clients = [LightningStoreClient(address) for _ in range(8)]
+    servers = [start("store", "--port", "0", "--path", "runs.db") for _ in range(2)]
+    clients = [LightningStoreClient(address) for _, address in 4 * servers]
     for n, client in enumerate(clients):
         await client.enqueue_rollout(n)
 
@@ -85,8 +85,9 @@ async def test_several_processes_serve_one_file(start: Start) -> None:
     assert sorted(claim.input for claim in claims if claim) == list(range(8))
     for client in clients:
         await client.close()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    for process, _ in servers:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 def test_public_address_is_served_with_a_token_or_when_told_so(start: Start) -> None:
@@ -95,22 +96,3 @@ def test_public_address_is_served_with_a_token_or_when_told_so(start: Start) -> 
 
     assert get(f"{with_token}/health", Authorization=f"Bearer {TOKEN}") == {"status": "ok"}
     assert get(f"{insecure}/health") == {"status": "ok"}
-
-
-def test_figures_of_several_processes_are_added_up(start: Start, tmp_path: Path) -> None:
-    folder = tmp_path / "figures"
-    folder.mkdir()
-    count = "import prometheus_client as p; p.Counter('tests_run', 'x').inc(2)"
-    for _ in range(2):
-        environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
-        subprocess.run([sys.executable, "-c", count], env=environment, check=True)
-    process, page = start("prometheus", "--port", "0", PROMETHEUS_MULTIPROC_DIR=str(folder))
-
-    with urllib.request.urlopen(page, timeout=10) as answer:
-        text = answer.read().decode()
-    health = get(page.replace("/v1/prometheus", "/health"))
-
-    assert "tests_run_total 4.0" in text
-    assert health == {"status": "ok"}
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130

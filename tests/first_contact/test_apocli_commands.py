@@ -80,7 +80,6 @@ def test_a_file_is_replaced_only_by_force(verb: str, folder: Path, capsys: pytes
     [
         ["store", "--port", "0"],
         ["dashboard", "one.db", "--no-browser"],
-        ["prometheus", "--port", "0"],
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -16,7 +16,7 @@ from agentlightning.store import memory
 from agentlightning.store.memory import InMemoryLightningStore, estimate_model_size
 from agentlightning.store.notices import NoticeBoard
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, Span, TraceStatus
-from agentlightning.utils.metrics import ConsoleMetricsBackend
+from agentlightning.utils.metrics import PrometheusMetricsBackend
 
 
 def test_size_of_a_model_is_its_object_and_its_values() -> None:
@@ -184,7 +184,7 @@ async def test_a_closed_store_refuses_work() -> None:
 
 
 async def test_pickled_store_keeps_its_content_without_its_tracker_and_works(make_span: Any) -> None:
-    store = InMemoryLightningStore(tracker=ConsoleMetricsBackend(), span_size_estimator=estimate_model_size)
+    store = InMemoryLightningStore(tracker=PrometheusMetricsBackend(), span_size_estimator=estimate_model_size)
     await store.enqueue_rollout({"n": 1})
     claimed = await store.dequeue_rollout()
     await store.add_span(make_span(claimed))

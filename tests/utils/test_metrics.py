@@ -1,6 +1,5 @@
-"""Figures reach the log or Prometheus; mistakes in measuring are loud."""
+"""Figures reach Prometheus; mistakes in measuring are loud."""
 
-import logging
 import sys
 from collections.abc import Callable
 
@@ -9,45 +8,20 @@ import pytest
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.metrics import (
-    ConsoleMetricsBackend,
     MetricsBackend,
     MultiMetricsBackend,
     PrometheusMetricsBackend,
 )
 
 BACKENDS: list[Callable[[], MetricsBackend]] = [
-    ConsoleMetricsBackend,
     PrometheusMetricsBackend,
-    lambda: MultiMetricsBackend([ConsoleMetricsBackend(), PrometheusMetricsBackend()]),
+    lambda: MultiMetricsBackend([PrometheusMetricsBackend(), PrometheusMetricsBackend()]),
 ]
 
 
-class Clock:
-    """A clock that stands still until it is set."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture(params=BACKENDS, ids=["console", "prometheus", "multi"])
+@pytest.fixture(params=BACKENDS, ids=["prometheus", "multi"])
 def backend(request: pytest.FixtureRequest) -> MetricsBackend:
     made: MetricsBackend = request.param()
-    made.register_counter("calls", ["route"])
-    made.register_histogram("seconds")
-    return made
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def console(clock: Clock, caplog: pytest.LogCaptureFixture) -> ConsoleMetricsBackend:
-    caplog.set_level(logging.INFO)
-    made = ConsoleMetricsBackend(log_interval_seconds=10.0, clock=clock)
     made.register_counter("calls", ["route"])
     made.register_histogram("seconds")
     return made
@@ -75,52 +49,6 @@ def test_a_mistake_in_measuring_is_rejected_with_the_way_out(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         measure(backend)
-
-
-def test_console_writes_one_line_per_interval(
-    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    for tick in range(1, 41):
-        clock.now = tick / 2
-        assert len(caplog.messages) == (tick > 20)  # quiet within the interval
-        console.inc_counter("calls", labels={"route": "/"})
-
-    assert caplog.messages == ['calls{route="/"}: total=20 rate=2.00/s', 'calls{route="/"}: total=40 rate=2.00/s']
-
-
-def test_console_summarises_a_histogram(
-    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    for value in range(1, 101):
-        console.observe_histogram("seconds", value)
-    clock.now = 10.0
-
-    console.report()
-    console.observe_histogram("seconds", 2.0)
-    clock.now = 12.0
-    console.report()
-    console.inc_counter("calls", labels={"route": "/"})
-    console.report()
-
-    assert caplog.messages == [
-        "seconds: count=100 rate=10.00/s mean=50.5 p50=50 p95=95 p99=99",
-        "seconds: count=1 rate=0.50/s mean=2 p50=2 p95=2 p99=2",  # anew after each line
-        'calls{route="/"}: total=1 rate=n/a',
-    ]
-
-
-def test_console_estimates_percentiles_of_many_observations_from_a_bounded_sample(
-    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    for value in range(20_000):
-        console.observe_histogram("seconds", float(value))
-    clock.now = 10.0
-
-    console.report()
-
-    figures = dict(word.split("=") for word in caplog.messages[0].split()[1:])
-    assert figures["count"] == "20000"
-    assert 8_000 < float(figures["p50"]) < 12_000
 
 
 def test_prometheus_counts_by_label_in_the_given_registry() -> None:

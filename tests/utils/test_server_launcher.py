@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs, is_loopback
 
 
@@ -20,10 +19,6 @@ async def tell_process(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": str(os.getpid()).encode()})
-
-
-def build_tell_process() -> Any:
-    return tell_process
 
 
 def launcher(app: Any = tell_process, **arguments: Any) -> PythonServerLauncher:
@@ -48,25 +43,6 @@ async def test_application_is_served_in_this_process(mode: Any) -> None:
     assert not served.is_running()
     with pytest.raises(OSError, match="refused"):
         await asyncio.to_thread(fetch, served.access_endpoint)
-
-
-async def test_application_is_served_by_processes_of_its_own() -> None:
-    served = launcher(build_tell_process, launch_mode="mp", n_workers=2)
-    await served.start()
-
-    answered = {await asyncio.to_thread(fetch, served.endpoint) for _ in range(8)}
-
-    assert answered
-    assert str(os.getpid()) not in answered
-    processes = list(served._processes)
-    await served.stop()
-    assert [process.exitcode for process in processes] == [0, 0]
-
-
-async def test_application_that_cannot_travel_is_refused_for_processes() -> None:
-    served = launcher(lambda: tell_process, launch_mode="mp")
-    with pytest.raises(ConfigurationError, match="launch_mode='thread'"):
-        await served.start()
 
 
 async def test_busy_port_is_an_error_at_once() -> None:

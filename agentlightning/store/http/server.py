@@ -5,7 +5,6 @@ wherever it was unpickled) it is a client of that server. So one object can be h
 runners.
 """
 
-import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 
 from agentlightning.asgi.bodies import LARGE_BYTES
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
-from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.foreign import adapted
 from agentlightning.store.forwarding import LightningStoreThreaded
@@ -64,9 +62,9 @@ class LightningStoreServer(StoreWrapper):
             host: Address to bind, this machine only by default.
             port: 0 takes a free one; by default the environment's `AGL_SERVER_PORT`, or 4747.
             cors_allow_origins: Web pages of these origins may call; "*" for all.
-            launch_mode: "thread" serves beside the caller's loop, "asyncio" in it, "mp" in processes of its own.
+            launch_mode: "thread" serves beside the caller's loop, "asyncio" in it.
             launcher_args: Everything about launching, in the place of host, port, launch_mode and n_workers.
-            n_workers: Processes of mode "mp"; the store must be one that processes can share.
+            n_workers: Must be 1; more servers of one database are started by themselves.
             tracker: Measures every operation, besides the figures at /metrics.
             token: What callers must show; by default the environment's `AGL_STORE_TOKEN`, without which all may call.
             max_request_bytes: Larger requests are refused.
@@ -81,25 +79,21 @@ class LightningStoreServer(StoreWrapper):
         )
         self._token = checked_token(resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
         served = adapted(store)
-        _check_processes(served, self.launcher_args)
         warn_if_open("store server", self.launcher_args.host or "127.0.0.1", self._token)
         served = served if served.capabilities.get("thread_safe") else LightningStoreThreaded(served)
-        build = functools.partial(
-            build_app,
+        self.app = build_app(
             served,
             token=self._token,
             cors_allow_origins=[cors_allow_origins] if isinstance(cors_allow_origins, str) else cors_allow_origins,
             tracker=tracker,
             max_request_bytes=max_request_bytes,
         )
-        self.app = build()
         self.launcher_args.uvicorn_options = (
             _UVICORN
             | {"ws_max_size": min(max_request_bytes, LARGE_BYTES) + 2 * MOST_FRAME_BYTES}
             | dict(self.launcher_args.uvicorn_options)
         )
-        served_app = build if self.launcher_args.launch_mode == "mp" else self.app
-        self._launcher: PythonServerLauncher | None = PythonServerLauncher(served_app, self.launcher_args)
+        self._launcher: PythonServerLauncher | None = PythonServerLauncher(self.app, self.launcher_args)
         self._target: LightningStore = served
         self._address = ""
         fork_handlers().add(self, _become_client)
@@ -184,16 +178,6 @@ def checked_token(token: str | None) -> str | None:
         return None
     check_secret(token)
     return token
-
-
-def _check_processes(store: LightningStore, args: PythonServerLauncherArgs) -> None:
-    if args.launch_mode == "mp" and not store.capabilities.get("zero_copy"):
-        raise ConfigurationError(
-            f"launch_mode is 'mp', and processes cannot share this store ({type(store).__name__}); "
-            "use a SqliteLightningStore with a file, or launch_mode='thread'."
-        )
-    if args.n_workers > 1 and args.launch_mode != "mp":
-        raise ConfigurationError(f"n_workers is {args.n_workers}, which needs launch_mode='mp'.")
 
 
 def warn_if_open(server: str, host: str, token: str | None) -> None:

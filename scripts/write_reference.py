@@ -23,7 +23,6 @@ REFERENCE: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
 CLI, OPENAPI, ROUTES = REFERENCE / "cli.md", REFERENCE / "openapi.json", REFERENCE / "routes.md"
 GENERATED: Final = re.compile(r"(?<=<!-- generated: agl )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 PREFIX: Final = "/v1/agl/"
-OLDER: Final = "older paths"
 
 ROUTES_HEAD: Final = """\
 # Routes of the store server
@@ -127,14 +126,10 @@ def cell(text: str) -> str:
 
 def routes_page(document: Mapping[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
-    older: list[str] = []
     first: dict[str, str] = {}
     for path, verbs in document["paths"].items():
         for verb, route in verbs.items():
             heading = f"`{verb.upper()} {path}`"
-            if OLDER in route["tags"]:
-                older.append(f"| {heading} | `{route['summary']}` |")
-                continue
             group = path.removeprefix(PREFIX).split("/")[0] if path.startswith(PREFIX) else "other"
             same = first.setdefault(route["summary"], heading)
             is_repeat = path.endswith("/search") and same != heading
@@ -143,8 +138,7 @@ def routes_page(document: Mapping[str, Any]) -> str:
     page = [ROUTES_HEAD]
     for group, lines in sorted(groups.items(), key=lambda item: (item[0] == "other", item[0])):
         page += [f"## {group.capitalize()}", "", *lines]
-    page += ["## Paths of the 0.2 release", "", "They do what the operation of this name does.", ""]
-    page += ["| route | operation |", "| --- | --- |", *older, "", "## Objects", ""]
+    page += ["## Objects", ""]
     objects = {**document["components"]["schemas"], **inline_objects(document)}
     for name, schema in sorted(objects.items()):
         page += [f"### {name}", "", schema.get("description", "").split("\n\n")[0], "", *object_lines(schema)]

@@ -242,7 +242,7 @@ async def empty_key(site: Site) -> str | None:
 
 
 ATTEMPTED = [
-    Attempted("pages of other sites", "2, 7", "store", foreign_page("GET", "/dequeue_rollout"), is_locked=False),
+    Attempted("pages of other sites", "2, 7", "store", foreign_page("GET", "/v1/agl/statistics"), is_locked=False),
     Attempted("pages of other sites", "2", "proxy", foreign_page("POST", CHAT), is_locked=False),
     Attempted("pages of other sites", "2", "engine", foreign_page("POST", "/agl/weights"), is_locked=False),
     Attempted("pages of other sites", "15", "legacy", foreign_page("POST", "/rollout"), is_locked=False),
@@ -262,7 +262,7 @@ ATTEMPTED = [
     Attempted("the secret of a locked proxy", "5", "legacy", attempts.legacy_secret),
     Attempted("secrets of a run", "12", "store", attempts.masked_runs),
     Attempted("numbers and text that are none", "15", "store", attempts.odd_numbers),
-    Attempted("deep JSON", "20", "store", deep_json("/v1/agl/queues/rollouts/enqueue-one", "/add_span")),
+    Attempted("deep JSON", "20", "store", deep_json("/v1/agl/queues/rollouts/enqueue-one", "/v1/agl/spans")),
     Attempted("deep JSON", "20", "proxy", deep_json(CHAT, "/v1/embeddings")),
     Attempted("deep JSON", "20", "engine", deep_json(CHAT)),
     Attempted("deep JSON", "20", "legacy", deep_json("/rollout")),

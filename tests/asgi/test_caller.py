@@ -44,7 +44,13 @@ def served_store() -> Iterator[Target]:
     server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
     asyncio.run(server.start())
     try:
-        yield Target(server.endpoint, "/dequeue_rollout", "/enqueue_rollout", {"input": 1}, lambda body: body["detail"])
+        yield Target(
+            server.endpoint,
+            "/v1/agl/statistics",
+            "/v1/agl/rollouts/search",
+            {"limit": 1},
+            lambda body: body["detail"],
+        )
     finally:
         asyncio.run(server.stop())
 
@@ -171,7 +177,7 @@ def test_an_allowed_origin_is_served_from_another_site() -> None:
     try:
         allowed = {"Origin": "http://good.example", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
         served = httpx.get(f"{server.endpoint}/v1/agl/rollouts", headers=allowed)
-        without_origin = httpx.get(f"{server.endpoint}/dequeue_rollout", headers={"Sec-Fetch-Site": "cross-site"})
+        without_origin = httpx.get(f"{server.endpoint}/v1/agl/statistics", headers={"Sec-Fetch-Site": "cross-site"})
     finally:
         asyncio.run(server.stop())
 

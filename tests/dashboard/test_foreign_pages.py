@@ -13,10 +13,10 @@ from tests.dashboard.conftest import Serve
 PAGE = """<!doctype html><title>loading</title>
 <a href="{store}/dashboard">open</a><img id="image"><script>
 const done = () => document.title = "done";
-image.onload = image.onerror = () => fetch("{store}/enqueue_rollout", {{
+image.onload = image.onerror = () => fetch("{store}/v1/agl/queues/rollouts/enqueue-one", {{
   method: "POST", mode: "no-cors", headers: {{"content-type": "text/plain"}}, body: '{{"input": "forged"}}'
 }}).then(done, done);
-image.src = "{store}/dequeue_rollout";
+image.src = "{store}/v1/agl/statistics";
 </script>"""
 
 

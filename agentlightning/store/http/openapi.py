@@ -47,10 +47,10 @@ def _operation(route: RestRoute, schemas: dict[str, object]) -> dict[str, object
         return {"name": name, "in": place, "required": place == "path" or name in required, "schema": schema}
 
     described: dict[str, object] = {
-        "operationId": f"{'old_' if route.is_old else ''}{route.verb.lower()}_{op.name}",
+        "operationId": f"{route.verb.lower()}_{op.name}",
         "summary": op.name,
         "description": inspect.getdoc(op.declared) or "",
-        "tags": ["older paths" if route.is_old else "store"],
+        "tags": ["store"],
         "parameters": [
             *(parameter(name, "path", {"type": "string"}) for name in route.path_names),
             *(parameter(name, "query", _schema(op.adapters[name], schemas)) for name in route.query_names),
@@ -73,10 +73,8 @@ def _operation(route: RestRoute, schemas: dict[str, object]) -> dict[str, object
 
 
 def _result_schema(route: RestRoute, schemas: dict[str, object]) -> dict[str, object]:
-    if route.answer == "sequence_id":
+    if route.is_wrapped:
         return {"type": "object", "properties": {"sequence_id": {"type": "integer"}}, "required": ["sequence_id"]}
-    if route.answer == "items":
-        return {"type": "array", "items": {}}
     return _schema(route.codec.op.result, schemas, mode="serialization")
 
 

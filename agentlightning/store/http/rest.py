@@ -23,6 +23,7 @@ from agentlightning.store.http.otlp import JSON, encode_answer, ingest_traces, r
 from agentlightning.store.http.otlp_messages import format_of
 from agentlightning.store.http.routes import (
     DEFAULT_QUERY_LIMIT,
+    GONE_PATHS,
     LIVE_PATH,
     NOTICES_PATH,
     PREFIX,
@@ -132,6 +133,9 @@ class StoreRoutes:
             return FailureReply(_NOT_FOUND, "UnknownRoute", f"There is no route {path}; see /docs.").response()
         if path == "/task":
             return FailureReply(_GONE, "LegacyProtocol", _LEGACY_REFUSAL).response()
+        if path.split("/")[1] in GONE_PATHS:
+            detail = f"{path} was a route of 0.2; the routes of this server are under {PREFIX}, see /docs."
+            return FailureReply(_GONE, "UnknownRoute", detail).response()
         return None
 
     async def _operation(
@@ -156,7 +160,7 @@ class StoreRoutes:
             result = await calling
             if is_limited and result.total <= DEFAULT_QUERY_LIMIT:
                 result.limit = ALL_ITEMS
-        briefly = not route.is_old and _BRIEFLY in request.header(b"prefer").replace(" ", "").split(",")
+        briefly = _BRIEFLY in request.header(b"prefer").replace(" ", "").split(",")
         response = route.respond(result, briefly=briefly)
         if not op.is_query:
             return response

@@ -1,13 +1,12 @@
-"""The REST routes: every operation under `/v1/agl`, and older paths beside them.
+"""The REST routes: every operation under `/v1/agl`.
 
-The first family follows from the declarations. What does not is written here: GET twins of searches, an answer that is
-wrapped, and all older paths.
+They follow from the declarations. What does not is written here: GET twins of searches, and an answer that is wrapped.
 """
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 from urllib.parse import quote
 
 import orjson
@@ -41,12 +40,8 @@ class RestRoute:
     status: int = 200
     body: str | None = None
     """The argument that is the whole request body; None takes the arguments as one object."""
-    kept: tuple[str, ...] = ()
-    """Fields of the body that count, where the others are not arguments."""
-    answer: Literal["result", "items", "sequence_id"] = "result"
-    """Whether it is the result, the bare list of a page's items, or an object around the number."""
-    is_old: bool = False
-    """Whether it is one of the older paths, outside `/v1/agl`."""
+    is_wrapped: bool = False
+    """Whether the answer is an object around the number."""
 
     @functools.cached_property
     def codec(self) -> OperationCodec:
@@ -66,7 +61,7 @@ class RestRoute:
     @functools.cached_property
     def is_query(self) -> bool:
         """Whether the answer is a page, of a length that the caller may choose."""
-        return self.codec.op.is_query and not self.is_old
+        return self.codec.op.is_query
 
     def arguments(self, in_path: Mapping[str, str], query: Iterable[tuple[str, str]], body: object) -> dict[str, Any]:
         """The arguments of a request as plain values, not validated yet; `body` is parsed, None if there was none."""
@@ -77,7 +72,7 @@ class RestRoute:
             if not isinstance(body, dict):
                 kind = _JSON_TYPES.get(type(body), "a number")
                 raise InvalidValue(f"The body of {self.verb} {self.path} is {kind}; send a JSON object.")
-            given = {name: body[name] for name in self.kept if name in body} if self.kept else dict(body)
+            given = dict(body)
         for name, value in query:
             if name in self.query_names:
                 if _takes_many(self.codec.op.hints[name]):
@@ -89,10 +84,8 @@ class RestRoute:
 
     def respond(self, result: Any, *, briefly: bool) -> Response | LargeResponse:
         """The answer with a result."""
-        if self.answer == "sequence_id":
+        if self.is_wrapped:
             return Response(self.status, orjson.dumps({"sequence_id": result}))
-        if self.answer == "items":
-            return response_of(self.status, encode_items(list(result)))
         if isinstance(result, PaginatedResult):
             return response_of(self.status, encode_page(result))
         if isinstance(result, list) and result and not briefly:
@@ -116,31 +109,20 @@ _GET_TWINS = {
     "/runs/{run_id}/metrics": "query_metrics",
 }
 
-_OLD_ROUTES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("POST", "/start_rollout", {}),
-    ("POST", "/enqueue_rollout", {}),
-    ("GET", "/dequeue_rollout", {}),
-    ("POST", "/start_attempt", {}),
-    ("POST", "/query_rollouts", {"answer": "items"}),
-    ("GET", "/query_attempts/{rollout_id}", {"answer": "items"}),
-    ("GET", "/get_latest_attempt/{rollout_id}", {}),
-    ("GET", "/get_rollout_by_id/{rollout_id}", {}),
-    ("POST", "/add_resources", {}),
-    ("POST", "/update_resources", {"kept": ("resources_id", "resources")}),
-    ("GET", "/get_resources_by_id/{resources_id}", {}),
-    ("GET", "/get_latest_resources", {}),
-    ("POST", "/add_span", {"body": "span"}),
-    ("GET", "/get_next_span_sequence_id/{rollout_id}/{attempt_id}", {}),
-    ("POST", "/wait_for_rollouts", {}),
-    ("GET", "/query_spans/{rollout_id}", {"answer": "items"}),
-    ("POST", "/update_rollout", {}),
-    ("POST", "/update_attempt", {}),
+GONE_PATHS = frozenset(
+    {
+        *("start_rollout", "enqueue_rollout", "dequeue_rollout", "start_attempt", "query_rollouts", "query_attempts"),
+        *("get_latest_attempt", "get_rollout_by_id", "add_resources", "update_resources", "get_resources_by_id"),
+        *("get_latest_resources", "add_span", "get_next_span_sequence_id", "wait_for_rollouts", "query_spans"),
+        *("update_rollout", "update_attempt"),
+    }
 )
+"""First parts of the paths of the store server of 0.2, whose clients are told what to do."""
 
 
 @functools.cache
 def routes() -> tuple[RestRoute, ...]:
-    """Every route, the `/v1/agl` family first."""
+    """Every route."""
     declared = [
         RestRoute(
             op.route.verb,
@@ -148,13 +130,12 @@ def routes() -> tuple[RestRoute, ...]:
             op.name,
             op.route.status,
             op.route.body,
-            answer="sequence_id" if op.name == _WRAPPED else "result",
+            is_wrapped=op.name == _WRAPPED,
         )
         for op in operations_of(LightningStore).values()
     ]
     twins = [RestRoute("GET", PREFIX + path, name) for path, name in _GET_TWINS.items()]
-    old = [RestRoute(verb, path, path.split("/")[1], is_old=True, **shape) for verb, path, shape in _OLD_ROUTES]
-    return (*declared, *twins, *old)
+    return (*declared, *twins)
 
 
 @functools.cache

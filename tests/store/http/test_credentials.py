@@ -28,10 +28,7 @@ RESOURCES: NamedResources = {
     "open": ProxyLLM(endpoint="http://p:2", model="m"),
     "prompt": PromptTemplate(template="Be brief.", engine="f-string"),
 }
-READS = (
-    *("/v1/agl/resources/latest", "/v1/agl/resources/mine", "/v1/agl/resources"),
-    *("/get_latest_resources", "/get_resources_by_id/mine"),
-)
+READS = ("/v1/agl/resources/latest", "/v1/agl/resources/mine", "/v1/agl/resources")
 """Every route that answers with resources."""
 every_transport = pytest.mark.parametrize("transport", ["http", "ws"])
 

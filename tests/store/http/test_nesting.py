@@ -10,7 +10,7 @@ from agentlightning.utils.json_values import MOST_LEVELS
 
 BODIES = {
     "/v1/agl/rollouts": '{"input": %s}',
-    "/enqueue_rollout": '{"input": %s}',
+    "/v1/agl/queues/rollouts/enqueue-one": '{"input": %s}',
     "/v1/agl/resources": '{"resources": {"p": %s}}',
     "/v1/agl/runs": '{"config": {"a": %s}}',
     "/v1/agl/workers/w": '{"heartbeat_stats": {"a": %s}}',
@@ -47,7 +47,7 @@ async def test_a_long_number_in_a_deep_body_is_no_other_matter(
 
 async def test_a_live_call_that_is_nested_too_deeply_fails_alone(server: LightningStoreServer) -> None:
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{server.endpoint}/v1/agl/live") as channel:
-        arguments = BODIES["/enqueue_rollout"] % nested(300)
+        arguments = BODIES["/v1/agl/queues/rollouts/enqueue-one"] % nested(300)
         await channel.send_str('[{"id": 1, "op": "enqueue_rollout", "args": ' + arguments + "}]")
         refused = await channel.receive_json(timeout=30)
         await channel.send_str('{"id": 2, "op": "statistics"}')

@@ -15,11 +15,13 @@ import requests
 from agentlightning.cli import main
 from tests import warm_python
 
+DEQUEUE = "/v1/agl/queues/rollouts/dequeue-one"
+
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A command that serves a file with two processes, in a process group of its own, and its address."""
-    command = ["store", "--port", "0", "--path", str(tmp_path / "runs.db"), "--n-workers", "2"]
+    """A command that serves a file, in a process group of its own, and its address."""
+    command = ["store", "--port", "0", "--path", str(tmp_path / "runs.db")]
     process = warm_python.Popen(
         [sys.executable, "-m", "agentlightning.cli", *command],
         stderr=subprocess.PIPE,
@@ -39,7 +41,8 @@ async def test_signal_to_the_whole_group_lets_calls_in_flight_end(
 ) -> None:
     process, address = serving
     asking = [
-        asyncio.create_task(asyncio.to_thread(requests.get, f"{address}/dequeue_rollout?wait=60")) for _ in range(4)
+        asyncio.create_task(asyncio.to_thread(requests.post, f"{address}{DEQUEUE}", json={"wait": 60}))
+        for _ in range(4)
     ]
     while sum(_waiting(address) for _ in range(8)) == 0:
         await asyncio.sleep(0.01)

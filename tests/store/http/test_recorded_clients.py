@@ -1,4 +1,4 @@
-"""Requests of the public 0.2.2 and 0.3.0 clients, recorded against their own servers, are answered alike by ours."""
+"""Requests of public clients, recorded against their own servers: 0.3.0 is answered alike, 0.2.2 is told why not."""
 
 import json
 import re
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from agentlightning.store import LightningStoreServer
 
@@ -17,7 +16,7 @@ TIED = {"query_rollouts_new"}
 """Sorted by start time, which rollouts of one batch share here: either order is right."""
 VARYING = {"uptime", "total_span_bytes", "eviction_threshold_bytes", "safe_threshold_bytes", "memory_capacity_bytes"}
 MISSING = {"get_rollout_missing": (200, "null"), "update_rollout_missing": (404, None)}
-"""What 0.3.0 answered with 500 and 0.2.2 with 400: ours says that nothing has that id."""
+"""What 0.3.0 answered with 500: ours says that nothing has that id."""
 
 
 class Translation:
@@ -68,14 +67,27 @@ def exchanges(release: str) -> list[dict[str, Any]]:
     return recorded
 
 
-@pytest.mark.parametrize("release", ["0.2.2", "0.3.0"])
+async def test_client_of_0_2_2_is_told_to_use_other_routes(
+    serve: Callable[..., Awaitable[LightningStoreServer]],
+) -> None:
+    server = await serve()
+    answers = []
+    async with aiohttp.ClientSession() as session:
+        for exchange in exchanges("0.2.2"):
+            if exchange["path"] != "/health":
+                async with session.request(exchange["method"], server.endpoint + exchange["path"]) as response:
+                    answers.append((response.status, "/v1/agl" in await response.text()))
+
+    assert set(answers) == {(410, True)}
+
+
 async def test_recorded_requests_are_answered_as_their_own_server_did(
-    release: str, serve: Callable[..., Awaitable[LightningStoreServer]]
+    serve: Callable[..., Awaitable[LightningStoreServer]],
 ) -> None:
     server, translation, wrong = await serve(), Translation(), []
 
     async with aiohttp.ClientSession() as session:
-        for exchange in exchanges(release):
+        for exchange in exchanges("0.3.0"):
             path, body = map(translation.translated, (exchange["path"], exchange["body"]))
             headers = {"Content-Type": "application/json"} if body else {}
             sending = session.request(exchange["method"], server.endpoint + path, data=body or None, headers=headers)

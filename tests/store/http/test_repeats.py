@@ -13,12 +13,7 @@ from agentlightning.types import EnqueueRolloutRequest
 from tests.contract.test_repeats import REPEATED
 from tests.store.http.conftest import Serve
 
-ROUTES = [
-    route
-    for route in routes()
-    if route.operation in REPEATED and (route.operation != "update_resources" or not route.is_old)
-]
-"""All but one that has no version in its body: the 0.2 path of `update_resources`."""
+ROUTES = [route for route in routes() if route.operation in REPEATED]
 
 
 def request_of(route: RestRoute, arguments: dict[str, Any]) -> dict[str, Any]:

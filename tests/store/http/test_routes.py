@@ -20,7 +20,7 @@ def escaped(identifier: str) -> str:
     return "".join(f"%{byte:02X}" for byte in identifier.encode())
 
 
-@pytest.mark.parametrize("path", ["/v1/agl/workers/", "/v1/agl/rollouts/", "/get_rollout_by_id/"])
+@pytest.mark.parametrize("path", ["/v1/agl/workers/", "/v1/agl/rollouts/"])
 async def test_any_id_can_stand_in_a_path(path: str, serve: Any, session: aiohttp.ClientSession) -> None:
     server = await serve()
     for identifier in AWKWARD_IDS:
@@ -51,12 +51,10 @@ async def test_latest_attempt_can_be_updated_by_that_word(
     server: LightningStoreServer, session: aiohttp.ClientSession
 ) -> None:
     rollout_id = (await server.start_rollout("a")).rollout_id
-    names = {"rollout_id": rollout_id, "attempt_id": "latest"}
+    path = f"/v1/agl/rollouts/{rollout_id}/attempts/latest"
+    status, answer = await call(session, "POST", server, path, json={"status": "succeeded"})
 
-    for path, ids in ((f"/v1/agl/rollouts/{rollout_id}/attempts/latest", {}), ("/update_attempt", names)):
-        status, answer = await call(session, "POST", server, path, json={**ids, "status": "succeeded"})
-
-        assert (status, answer.get("status")) == (200, "succeeded")
+    assert (status, answer.get("status")) == (200, "succeeded")
 
 
 async def test_unknown_route_is_not_found(server: LightningStoreServer, session: aiohttp.ClientSession) -> None:
@@ -70,10 +68,17 @@ async def test_unknown_route_is_not_found(server: LightningStoreServer, session:
         assert (status, "detail" in answer) == (404, True), path
 
 
+async def test_client_of_the_0_2_release_is_told_where_the_routes_are(
+    server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    for method, path in (("GET", "/dequeue_rollout"), ("POST", "/start_rollout"), ("GET", "/query_spans/ro-1")):
+        status, answer = await call(session, method, server, path)
+        assert (status, "under /v1/agl" in answer["detail"]) == (410, True), path
+
+
 async def test_wrong_verb_is_told_the_right_ones(server: LightningStoreServer, session: aiohttp.ClientSession) -> None:
     for method, path, allowed in (
-        ("GET", "/start_rollout", {"POST"}),
-        ("POST", "/dequeue_rollout", {"GET"}),
+        ("GET", "/v1/agl/queues/rollouts/dequeue", {"POST"}),
         ("DELETE", "/v1/agl/rollouts/x", {"GET", "POST"}),
         ("PUT", "/health", {"GET"}),
         ("PATCH", "/v1/agl/statistics", {"GET"}),
@@ -142,12 +147,16 @@ async def test_number_beyond_64_bits_is_refused_or_understood(
 # ---------------------------------------------------------------------- bodies
 
 BODIES: dict[str, tuple[str, bytes, int]] = {
-    "garbage": ("/start_rollout", b"\x00\xff not JSON", 400),
+    "garbage": ("/v1/agl/rollouts", b"\x00\xff not JSON", 400),
     "an array": ("/v1/agl/rollouts", b"[1]", 400),
-    "a number": ("/enqueue_rollout", b"3", 400),
-    "infinity": ("/enqueue_rollout", b'{"input": 1e999}', 400),
-    "a number JSON readers change": ("/enqueue_rollout", b'{"input": 123456789012345678901234567890}', 400),
-    "no input": ("/start_rollout", b"{}", 422),
+    "a number": ("/v1/agl/queues/rollouts/enqueue-one", b"3", 400),
+    "infinity": ("/v1/agl/queues/rollouts/enqueue-one", b'{"input": 1e999}', 400),
+    "a number JSON readers change": (
+        "/v1/agl/queues/rollouts/enqueue-one",
+        b'{"input": 123456789012345678901234567890}',
+        400,
+    ),
+    "no input": ("/v1/agl/rollouts", b"{}", 422),
     "no body": ("/v1/agl/rollouts", b"", 422),
     "wrong type": ("/v1/agl/rollouts", b'{"input": 1, "config": 7}', 422),
     "unknown name": ("/v1/agl/rollouts", b'{"input": 1, "inputt": 2}', 422),
@@ -230,7 +239,7 @@ async def test_every_request_leaves_a_line_in_the_log(
         ("/v1/agl/rollouts", rb'{"input": "\ud800"}'),
         ("/v1/agl/rollouts", rb'{"input": {"\ud800": 1}}'),
         ("/v1/agl/rollouts", rb'{"input": "\ud800", "metadata": {"n": 1234567890123456789}}'),
-        ("/enqueue_rollout", rb'{"input": 1, "resources_id": "\udfff"}'),
+        ("/v1/agl/queues/rollouts/enqueue-one", rb'{"input": 1, "resources_id": "\udfff"}'),
         ("/v1/agl/rollouts/%ED%A0%80", b"{}"),
         ("/v1/traces", rb'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "\ud800"}]}]}]}'),
     ],

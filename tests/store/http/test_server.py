@@ -29,6 +29,7 @@ from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.e2e.server_process import ServerProcess
 
+DEQUEUE = "/v1/agl/queues/rollouts/dequeue-one"
 TOKEN = "a-secret-nobody-may-read"
 
 
@@ -158,14 +159,16 @@ async def test_call_that_waits_is_told_to_ask_again_when_the_server_stops(
     serve: Any, session: aiohttp.ClientSession, eventually: Any
 ) -> None:
     server = await serve()
-    asking = asyncio.create_task(session.get(f"{server.endpoint}/dequeue_rollout?wait=60"))
+    asking = asyncio.create_task(session.post(f"{server.endpoint}{DEQUEUE}", json={"wait": 60}))
     await eventually(lambda: server.app.service.waiting_calls == 1)
 
     server.app.service.close()
     answer = await asyncio.wait_for(asking, 30)
 
     assert (answer.status, (await answer.json())["error_type"]) == (503, "StoreUnavailable")
-    for call in ("dequeue_rollout?wait=60", "v1/agl/notices?after=0&wait=60", "ready"):  # no new wait begins
+    async with session.post(f"{server.endpoint}{DEQUEUE}", json={"wait": 60}) as again:  # no new wait begins
+        assert again.status == 503
+    for call in ("v1/agl/notices?after=0&wait=60", "ready"):
         assert (await fetched(f"{server.endpoint}/{call}")).status_code == 503
 
 
@@ -201,15 +204,17 @@ def test_a_store_that_cannot_write_is_not_ready_until_it_can(tmp_path: Path) -> 
         answers = [requests.get(f"{server.url}/ready")]
         for limit in ((0, resource.RLIM_INFINITY), unlimited):  # how large files may become that it writes
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, limit)
-            answers += [requests.get(f"{server.url}/{path}") for path in ("ready", "health", "get_rollout_by_id/x")]
+            answers += [requests.get(f"{server.url}/{path}") for path in ("ready", "health", "v1/agl/rollouts/x")]
 
     assert [answer.status_code for answer in answers] == [200, 503, 200, 200, 200, 200, 200]
 
 
 async def answers_of(server: LightningStoreServer) -> list[int]:
     """What a readiness check, a read and a write are answered."""
-    write = asyncio.to_thread(requests.post, f"{server.endpoint}/enqueue_rollout", json={"input": "y" * 50_000})
-    ready, read = [await fetched(f"{server.endpoint}/{path}") for path in ("ready", "get_rollout_by_id/x")]
+    write = asyncio.to_thread(
+        requests.post, f"{server.endpoint}/v1/agl/queues/rollouts/enqueue-one", json={"input": "y" * 50_000}
+    )
+    ready, read = [await fetched(f"{server.endpoint}/{path}") for path in ("ready", "v1/agl/rollouts/x")]
     return [ready.status_code, read.status_code, (await write).status_code]
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.errors import ConfigurationError, TemplateNotAllowed
 from agentlightning.types.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
-from agentlightning.utils.poml_sandbox import render_poml
+from agentlightning.utils.poml_markup import render_poml
 
 if TYPE_CHECKING:
     from agentlightning.types.core import AttemptedRollout

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from jinja2.exceptions import SecurityError, UndefinedError
 
-from agentlightning.errors import TemplateNotAllowed
 from agentlightning.types import (
     LLM,
     PromptTemplate,
     ProxyLLM,
 )
-from agentlightning.utils.poml_sandbox import parse_poml
 
 DISCOURAGED = "Accessing 'endpoint' directly on ProxyLLM is discouraged"
 
@@ -223,16 +221,10 @@ def test_jinja_template_renders_no_huge_text() -> None:
         template.format(x="x" * 1_000_000)
 
 
-@pytest.mark.parametrize("tag", ["document", "Folder", "img", "webpage"])
-def test_poml_tag_that_reads_is_refused_before_anything_is_rendered(tag: str) -> None:
-    with pytest.raises(TemplateNotAllowed, match=rf"'{tag.lower()}' in <{tag.lower()}>, which reads files"):
-        parse_poml(f"<poml><{tag}/></poml>")
-
-
 @pytest.mark.slow
 def test_poml_template_demands_every_value() -> None:
     template = PromptTemplate(template="<poml><p>Hello {{ name }}!</p></poml>", engine="poml")
-    with pytest.raises(RuntimeError, match="POML command failed"):
+    with pytest.raises(RuntimeError, match="cannot be rendered"):
         template.format(other=1)
 
 

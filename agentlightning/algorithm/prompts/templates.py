@@ -14,7 +14,7 @@ from typing import Any, Final
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.errors import ConfigurationError, TemplateError
 from agentlightning.types import NamedResources, PromptTemplate
-from agentlightning.utils.poml_sandbox import local_name, parse_poml
+from agentlightning.utils.poml_markup import local_name, parse_poml
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _JINJA_BODIES: Final = ("body", "elif_", "else_")
@@ -140,7 +140,7 @@ def _poml_code(template: str) -> Iterator[str]:
         if tag not in _POML_PLAIN_TAGS:
             yield f"<{tag} {sorted(element.attrib.items())}>{''.join(element.itertext()).strip()}"
         for name, value in element.attrib.items():
-            if local_name(name) in ("for", "if") or "{{" in value:
+            if local_name(name) in ("for", "if", "src", "url") or "{{" in value:
                 yield f"<{tag} {local_name(name)}={value!r}>"
         for text in (element.text, *(child.tail for child in element)):
             yield from _poml_expressions(text or "")

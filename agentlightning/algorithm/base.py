@@ -12,9 +12,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import BlockingStore
 from agentlightning.types import Dataset, NamedResources, TaskInput
-from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.utils.json_values import JsonObject
-from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from agentlightning.client import AgentLightningClient
@@ -26,18 +24,9 @@ Tasks: TypeAlias = Dataset[TaskInput]
 INITIAL_RESOURCES_ID: Final = "default"
 """Under which the trainer publishes the initial resources."""
 
-LOOK_SECONDS: Final = 0.1
-"""How often a run in the background looks whether it is to stop."""
 
-
-class Algorithm(Component):
-    """Base of algorithms. The trainer sets what it works with before it calls `run`.
-
-    Its `state` follows a run in a trainer, or by `start`. A `run` of your own may look at `self.state` and wait while
-    that is `paused`.
-    """
-
-    _kind = "algorithm"
+class Algorithm:
+    """Base of algorithms. The trainer sets what it works with before it calls `run`."""
 
     # Class-level, so that subclasses need not call `super().__init__()`.
     _trainer_ref: "weakref.ref[Any] | None" = None
@@ -86,8 +75,6 @@ class Algorithm(Component):
 
     def set_store(self, store: LightningStore) -> None:
         self._store = store
-        if lifecycle_of(self).state is LifecycleState.CREATED:
-            lifecycle_of(self).step("init")
 
     def get_store(self) -> LightningStore:
         """The store; ValueError if there is none.
@@ -162,70 +149,6 @@ class Algorithm(Component):
     ) -> None | Coroutine[Any, Any, None]:
         """Learn; plain or a coroutine function."""
         raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset).")
-
-    # ------------------------------------------------------------------ life cycle
-
-    def start(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
-        """Run in the background, without a trainer; set the store, and what else `run` needs, before."""
-        life = lifecycle_of(self)
-        life.step("start")
-        life.work_in_background(lambda: self._run_until_stopped(train_dataset, val_dataset))
-
-    def _run_until_stopped(self, train_dataset: Any, val_dataset: Any) -> None:
-        thread = LoopThread("agl-algorithm")
-        try:
-            thread.run(self.before_runners())
-            if self.is_async():
-                result = self.run(train_dataset=train_dataset, val_dataset=val_dataset)
-            else:
-                with self.blocking_store():
-                    result = self.run(train_dataset=train_dataset, val_dataset=val_dataset)
-            if result is not None:
-                thread.run(self._await_until_stopped(result))
-        finally:
-            thread.stop()
-        if (failure := lifecycle_of(self).failure) is not None:  # somebody called `error`
-            raise failure
-
-    async def _await_until_stopped(self, running: Coroutine[object, object, None]) -> None:
-        task = asyncio.ensure_future(running)
-        while not task.done() and lifecycle_of(self).state in (LifecycleState.RUNNING, LifecycleState.PAUSED):
-            await asyncio.wait([task], timeout=LOOK_SECONDS)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
-
-    def pause(self) -> None:
-        """Pause the trainer that runs it; without one, only the state says so."""
-        if (trainer := self._running_trainer()) is not None:
-            trainer.pause()
-        lifecycle_of(self).step("pause")
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        if (trainer := self._running_trainer()) is not None:
-            trainer.resume()
-        lifecycle_of(self).step("resume")
-
-    def stop(self) -> None:
-        """End it, and the trainer that runs it. A plain `run` cannot be ended; it should look at the state."""
-        lifecycle_of(self).step("stop")
-        if (trainer := self._running_trainer()) is not None:
-            trainer.stop()
-
-    def error(self, error: BaseException | None = None) -> None:
-        """End it, and the trainer that runs it, as failed."""
-        super().error(error)
-        if (trainer := self._running_trainer()) is not None:
-            trainer.error(lifecycle_of(self).failure)
-
-    def _running_trainer(self) -> Any:
-        trainer = None if self._trainer_ref is None else self._trainer_ref()
-        if not isinstance(trainer, Component):
-            return None
-        return trainer if lifecycle_of(trainer).state in (LifecycleState.RUNNING, LifecycleState.PAUSED) else None
 
     def get_client(self) -> "AgentLightningClient":
         """A client of the legacy protocol, for algorithms that serve it themselves. Deprecated."""

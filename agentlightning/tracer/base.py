@@ -22,7 +22,6 @@ from agentlightning.types import (
     SpanRecordingContext,
     TraceStatus,
 )
-from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.utils.log_failures import log_failures
 
 if TYPE_CHECKING:
@@ -38,10 +37,9 @@ Listener = Callable[[list[Span]], Any]
 """Called with the spans of each trace when it ends; an adapter will do."""
 
 
-class Tracer(Component, ParallelWorkerBase):
+class Tracer(ParallelWorkerBase):
     """Turns running code into spans."""
 
-    _kind = "tracer"
     uses_opentelemetry: bool = False
     """Whether what is written with OpenTelemetry inside a trace is recorded; otherwise only `create_span` is."""
 
@@ -50,12 +48,7 @@ class Tracer(Component, ParallelWorkerBase):
         self.store: LightningStore | None = None
         self._listeners: list[Listener] = []
 
-    # ------------------------------------------------------------------ life cycle
-
-    def init(self, *args: Any, **kwargs: Any) -> None:
-        """Prepare what all workers share; harmless while it runs."""
-        if not self._is_at_work():
-            lifecycle_of(self).become(LifecycleState.READY)
+    # ------------------------------------------------------------------ workers
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
         """Prepare one worker.
@@ -65,44 +58,6 @@ class Tracer(Component, ParallelWorkerBase):
         """
         super().init_worker(worker_id)
         self.store = store
-        if not self._is_at_work():
-            lifecycle_of(self).become(LifecycleState.RUNNING)
-
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """Undo `init_worker`."""
-        lifecycle_of(self).become(LifecycleState.READY)
-
-    def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Undo `init`."""
-        lifecycle_of(self).become(LifecycleState.STOPPED)
-
-    def start(self, store: LightningStore | None = None) -> None:
-        """Record in this process from now on, as worker 0: `init` and `init_worker`."""
-        lifecycle_of(self).step("start")
-        try:
-            self.init()
-            self.init_worker(0, store)
-        except BaseException as error:
-            lifecycle_of(self).become(LifecycleState.FAILED, error=error)
-            raise
-
-    def pause(self) -> None:
-        """Send the spans of traces that begin from now on to no store, until `resume`; they stay readable here."""
-        lifecycle_of(self).step("pause")
-
-    def stop(self) -> None:
-        """Undo `start`."""
-        lifecycle_of(self).step("stop")
-        self.teardown_worker(0)
-        self.teardown()
-
-    def error(self, error: BaseException | None = None) -> None:
-        """Mark it as failed; what it records goes on as before."""
-        super().error(error)
-        lifecycle_of(self).end()  # nothing of it is in the background
-
-    def _is_at_work(self) -> bool:
-        return lifecycle_of(self).state in (LifecycleState.RUNNING, LifecycleState.PAUSED)
 
     @contextmanager
     def lifespan(self, store: LightningStore | None = None) -> Iterator[Self]:

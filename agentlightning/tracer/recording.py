@@ -13,7 +13,6 @@ from agentlightning.tracer.binding import Binding, Losses, Recorder, observe
 from agentlightning.tracer.spans import operation, write_span
 from agentlightning.tracer.trace_shipper import TraceShipper, trace_shippers
 from agentlightning.types import Attributes, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
-from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 from agentlightning.utils.otel import get_tracer
 
 if TYPE_CHECKING:
@@ -164,9 +163,8 @@ class RecordingTracer(Tracer):
                 f"{type(self).__name__} is not initialised in this process; call init_worker(0) first, "
                 "or use `with tracer.lifespan():`."
             )
-        is_paused = lifecycle_of(self).state is LifecycleState.PAUSED
-        if is_paused or (rollout_id is None and attempt_id is None and store is None):
-            return Binding(self, Recorder(name, self._otel_tracer), None, rollout_id or "", attempt_id or "")
+        if rollout_id is None and attempt_id is None and store is None:
+            return Binding(self, Recorder(name, self._otel_tracer), None, "", "")
         store = store if store is not None else self.store
         if store is None or rollout_id is None or attempt_id is None:
             given = {"store": store, "rollout_id": rollout_id, "attempt_id": attempt_id}

@@ -34,7 +34,7 @@ from agentlightning.trainer.outcomes import failure_of_all
 from agentlightning.trainer.run_config import git_revision, run_config
 from agentlightning.trainer.views import view_for
 from agentlightning.types import Hook, NamedResources, ProxyLLM, Resource, Run, RunStatus
-from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
+from agentlightning.types.lifecycle import Component, lifecycle_of
 from agentlightning.types.records import CURRENT_RUN
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.announcements import ANNOUNCE
@@ -90,22 +90,21 @@ class AlgorithmRole:
         """Run the algorithm to its end, or until it is stopped. Its own model calls belong to no rollout."""
         async with self._recorded(store):
             self._bind(store)
-            with self._showing_state():
-                watch = asyncio.create_task(self._watch_workers(store), name="worker-watch")
-                try:
-                    with unobserved():
-                        work: asyncio.Future[object] = asyncio.ensure_future(self._prepare(store))
-                        await self._until_done(work)
-                        work = asyncio.ensure_future(self._started(event))
-                        await self._until_done(work)
-                finally:
-                    self.is_over = True
-                    watch.cancel()
-                    await asyncio.wait([watch])
-                self.is_done = not self.was_stopped
-                trainer = self.trainer
-                if isinstance(trainer, Component) and (failure := lifecycle_of(trainer).failure) is not None:
-                    raise failure  # somebody called `error`
+            watch = asyncio.create_task(self._watch_workers(store), name="worker-watch")
+            try:
+                with unobserved():
+                    work: asyncio.Future[object] = asyncio.ensure_future(self._prepare(store))
+                    await self._until_done(work)
+                    work = asyncio.ensure_future(self._started(event))
+                    await self._until_done(work)
+            finally:
+                self.is_over = True
+                watch.cancel()
+                await asyncio.wait([watch])
+            self.is_done = not self.was_stopped
+            trainer = self.trainer
+            if isinstance(trainer, Component) and (failure := lifecycle_of(trainer).failure) is not None:
+                raise failure  # somebody called `error`
 
     # ------------------------------------------------------------------ the algorithm
 
@@ -167,7 +166,6 @@ class AlgorithmRole:
         """Wait for a part of the work; cancel it when the training is stopped or given up."""
 
         def is_ended() -> bool:
-            self._show_pause()
             return self.flags.stopped.is_set() or self._failure is not None
 
         try:
@@ -190,30 +188,7 @@ class AlgorithmRole:
         logger.error("%s", error)
         self.give_up(error)
 
-    # ------------------------------------------------------------------ its state and its run
-
-    @contextmanager
-    def _showing_state(self) -> Iterator[None]:
-        """The state of the algorithm is that of its run."""
-        if self.algorithm is None:
-            yield
-            return
-        life = lifecycle_of(self.algorithm)
-        life.become(LifecycleState.RUNNING)
-        try:
-            yield
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            life.become(LifecycleState.STOPPED)
-            raise
-        except BaseException as error:
-            life.become(LifecycleState.FAILED, error=error)
-            raise
-        life.end()
-
-    def _show_pause(self) -> None:
-        life = None if self.algorithm is None else lifecycle_of(self.algorithm)
-        if life is not None and life.state in (LifecycleState.RUNNING, LifecycleState.PAUSED):
-            life.become(LifecycleState.PAUSED if self.flags.paused.is_set() else LifecycleState.RUNNING)
+    # ------------------------------------------------------------------ its run
 
     @asynccontextmanager
     async def _recorded(self, store: LightningStore) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Every component has the same life cycle: init, start, pause, resume, stop, error and retry, and a state."""
+"""Trainer and runner have the same life cycle: init, start, pause, resume, stop, error and retry, and a state."""
 
 import asyncio
 import threading
@@ -54,17 +54,7 @@ def runner() -> Iterator[Any]:
     made.teardown()
 
 
-@contextmanager
-def algorithm() -> Iterator[agl.Algorithm]:
-    yield Endless()
-
-
-@contextmanager
-def tracer() -> Iterator[agl.Tracer]:
-    yield agl.DummyTracer()
-
-
-COMPONENTS = pytest.mark.parametrize("component", [trainer, runner, algorithm, tracer], ids=lambda make: make.__name__)
+COMPONENTS = pytest.mark.parametrize("component", [trainer, runner], ids=lambda make: make.__name__)
 
 
 @COMPONENTS
@@ -99,9 +89,8 @@ def test_an_error_ends_a_component_as_failed_and_retry_makes_it_ready(component:
     with component() as part:
         part.start()
         part.error(error)
-        if component is not tracer:  # which has nothing in the background
-            with pytest.raises(ValueError, match="it does not work"):
-                part.wait(PATIENCE_SECONDS)
+        with pytest.raises(ValueError, match="it does not work"):
+            part.wait(PATIENCE_SECONDS)
         failed = (part.state.value, part.failure)
         if component is not trainer:  # whose retry is a training
             part.retry()
@@ -186,65 +175,18 @@ def test_an_error_that_is_reported_ends_the_fit_and_its_run() -> None:
     assert (run.status, "the judge is down" in str(run.summary)) == ("failed", True)
 
 
-def test_the_state_of_an_algorithm_follows_its_trainer() -> None:
-    algorithm = Endless()
-    running = a_trainer(algorithm=algorithm)
-
-    running.start(agent)
-    until(lambda: algorithm.state == "running")
-    running.pause()
-    until(lambda: algorithm.state == "paused")
-    running.resume()
-    until(lambda: algorithm.state == "running")
-    running.stop()
-    running.wait(PATIENCE_SECONDS)
-
-    assert algorithm.state == "stopped"
-
-
-def test_an_algorithm_that_is_stopped_stops_its_trainer() -> None:
-    algorithm = Endless()
-    running = a_trainer(algorithm=algorithm)
-    running.start(agent)
-    until(lambda: algorithm.state == "running")
-
-    algorithm.pause()
-    assert running.state == "paused"
-    algorithm.stop()
-
-    assert running.wait(PATIENCE_SECONDS) == "stopped"
-    assert algorithm.state == "stopped"
-
-
-def test_an_algorithm_is_ready_when_it_has_a_store() -> None:
-    algorithm = Endless()
-
-    algorithm.set_store(agl.InMemoryLightningStore())
-
-    assert algorithm.state == "ready"
-
-
-def test_an_algorithm_that_fails_in_a_training_has_failed() -> None:
-    algorithm = FailsOnce()
-
-    with pytest.raises(ValueError, match="once"):
-        a_trainer(algorithm=algorithm).fit(agent)
-
-    assert (algorithm.state, str(algorithm.failure)) == ("failed", "once")
-
-
 class OldAlgorithm(agl.Algorithm):
     """Uses the names of the life cycle for itself, as algorithms of earlier releases may."""
 
     def __init__(self) -> None:
-        self.state = "epoch 3"  # type: ignore[assignment] # as such a class does
-        self.resume = True  # type: ignore[assignment, method-assign]
+        self.state = "epoch 3"
+        self.resume = True
 
-    def stop(self) -> str:  # type: ignore[override]
+    def stop(self) -> str:
         return "its own"
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-        self.state = "done"  # type: ignore[assignment]
+        self.state = "done"
 
 
 def test_an_old_algorithm_that_uses_these_names_for_itself_still_trains() -> None:
@@ -255,7 +197,7 @@ def test_an_old_algorithm_that_uses_these_names_for_itself_still_trains() -> Non
     assert (algorithm.state, algorithm.stop(), algorithm.resume) == ("done", "its own", True)
 
 
-# ---------------------------------------------------------------------- runners and tracers
+# ---------------------------------------------------------------------- runners
 
 
 def test_a_runner_in_the_background_works_off_the_queue() -> None:
@@ -300,21 +242,6 @@ def test_any_runner_can_work_in_the_background() -> None:
     own.start()
 
     assert own.wait(PATIENCE_SECONDS) == "stopped"
-
-
-async def test_a_paused_tracer_sends_nothing_to_the_store() -> None:
-    store = agl.InMemoryLightningStore()
-    rollout = await store.start_rollout("task")
-    place: Any = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-    made = agl.DummyTracer()
-    made.start(store)
-
-    for name, turn in (("first", made.pause), ("second", made.resume), ("third", made.stop)):
-        async with made.trace_context(**place):
-            made.create_span(name)
-        turn()
-
-    assert [span.name for span in await store.query_spans(rollout.rollout_id)] == ["first", "third"]
 
 
 # ---------------------------------------------------------------------- stores

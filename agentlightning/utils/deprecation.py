@@ -6,7 +6,13 @@ from typing import Final
 _CALLER_OF_CALLER: Final = 3
 """Stack level, seen from `deprecated`, of whoever called the function that calls it."""
 
+_OTEL_HELPERS: Final = (
+    *("unflatten_attributes", "filter_attributes", "filter_and_unflatten_attributes", "make_tag_attributes"),
+    *("extract_tags_from_attributes", "make_link_attributes", "extract_links_from_attributes", "query_linked_spans"),
+    "get_span_processors",
+)
 REMOVED: Final = {
+    **{name: f"{name} is gone; read the attributes of a span, which are a dictionary." for name in _OTEL_HELPERS},
     "ConsoleMetricsBackend": "ConsoleMetricsBackend is gone; a store server has its figures at /metrics.",
     "HttpTracer": "HttpTracer is gone; use OtelTracer, or the LLM proxy.",
     "LightningOpenTelemetry": "LightningOpenTelemetry is gone; the LLM proxy records calls itself.",

@@ -1,8 +1,8 @@
-"""Helpers around OpenTelemetry: nested values as flat attributes and back, tags, links, exceptions, and the provider.
+"""Helpers around OpenTelemetry: nested values as flat attributes, exceptions, and the provider.
 
-OpenTelemetry's attributes are flat. We write nested values with dots (`agentlightning.reward.0.value`) and read them
-back. Everything here is a pure function except `get_tracer` and `get_tracer_provider`, which look up what this process
-has installed and never install anything.
+OpenTelemetry's attributes are flat. We write nested values with dots (`agentlightning.reward.0.value`). Everything here
+is a pure function except `get_tracer` and `get_tracer_provider`, which look up what this process has installed and
+never install anything.
 """
 
 import contextlib
@@ -14,31 +14,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry import trace
-from pydantic import ValidationError
 
 from agentlightning.errors import NoActiveTracer
-from agentlightning.semconv import LightningSpanAttributes, LinkAttributes, LinkPydanticModel
+from agentlightning.utils.deprecation import missing_name
 
 if TYPE_CHECKING:  # the SDK is slow to import
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 __all__ = [
     "flatten_attributes",
-    "unflatten_attributes",
-    "filter_attributes",
-    "filter_and_unflatten_attributes",
     "sanitize_attributes",
     "sanitize_attribute_value",
     "sanitize_list_attribute_sanity",
     "check_attributes_sanity",
-    "make_tag_attributes",
-    "extract_tags_from_attributes",
-    "make_link_attributes",
-    "extract_links_from_attributes",
-    "query_linked_spans",
     "format_exception_attributes",
     "full_qualified_name",
-    "get_span_processors",
     "get_tracer",
     "get_tracer_provider",
 ]
@@ -79,55 +69,6 @@ def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
             yield from _leaves(item, f"{path}.{key}" if path else str(key), expand)
     else:
         yield path, value
-
-
-def unflatten_attributes(flat_data: Mapping[str, object]) -> dict[str, Any] | list[Any]:
-    """The inverse of `flatten_attributes`; keys that count from 0 become a list.
-
-    Where a key holds a value and also has keys below it, the value is found under the empty key.
-    """
-    root: dict[str, Any] = {}
-    for key, value in flat_data.items():
-        *parents, last = key.split(".")
-        node = root
-        for part in parents:
-            child = node.setdefault(part, {})
-            if not isinstance(child, _Node):
-                child = node[part] = _Node() if child == {} else _Node({"": child})
-            node = child
-        if isinstance(node.get(last), _Node):
-            node[last][""] = value
-        else:
-            node[last] = value
-    nested: dict[str, Any] | list[Any] = _with_lists(root, is_root=True)
-    return nested
-
-
-class _Node(dict[str, Any]):
-    """A mapping that came from dots, as opposed to one that is a value."""
-
-
-def _with_lists(node: Any, *, is_root: bool = False) -> Any:
-    if not isinstance(node, _Node) and not is_root:
-        return node
-    values = {key: _with_lists(value) for key, value in node.items()}
-    if values and set(values) == {str(index) for index in range(len(values))}:
-        return [values[str(index)] for index in range(len(values))]
-    return values
-
-
-def filter_attributes(attributes: Mapping[str, object], prefix: str) -> dict[str, Any]:
-    """The attributes named `prefix` or standing below it."""
-    below = prefix + "."
-    return {key: value for key, value in attributes.items() if key == prefix or key.startswith(below)}
-
-
-def filter_and_unflatten_attributes(attributes: Mapping[str, object], prefix: str) -> dict[str, Any] | list[Any]:
-    """What stands below `prefix`, nested again and without the prefix; empty if nothing does."""
-    below = prefix + "."
-    return unflatten_attributes(
-        {key.removeprefix(below): value for key, value in attributes.items() if key.startswith(below)}
-    )
 
 
 # ---------------------------------------------------------------------- values OpenTelemetry takes
@@ -201,66 +142,6 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
             raise ValueError(f"Attribute '{key}' is of type {kind}; use a string, bool, number, or a list of one.")
 
 
-# ---------------------------------------------------------------------- tags and links
-
-
-def make_tag_attributes(tags: Iterable[str]) -> dict[str, str]:
-    """Attributes that give a span these tags."""
-    return {f"{LightningSpanAttributes.TAG.value}.{index}": tag for index, tag in enumerate(tags)}
-
-
-def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
-    """The tags of a span; empty if it has none."""
-    prefix = LightningSpanAttributes.TAG.value
-    whole = attributes.get(prefix)
-    tags: Any = list(whole) if isinstance(whole, (list, tuple)) else filter_and_unflatten_attributes(attributes, prefix)
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-
-
-def make_link_attributes(links: Mapping[str, str]) -> dict[str, str]:
-    """Attributes that point at the spans of which every named attribute has that value."""
-    attributes = {}
-    for index, (key, value) in enumerate(links.items()):
-        if not isinstance(value, str):
-            raise ValueError(f"Link '{key}' has the value {value!r}; links match text, so convert it with str().")
-        prefix = f"{LightningSpanAttributes.LINK.value}.{index}"
-        attributes[f"{prefix}.{LinkAttributes.KEY_MATCH.value}"] = key
-        attributes[f"{prefix}.{LinkAttributes.VALUE_MATCH.value}"] = value
-    return attributes
-
-
-def extract_links_from_attributes(attributes: Mapping[str, object]) -> list[LinkPydanticModel]:
-    """The links of a span; empty if it has none."""
-    links = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.LINK.value)
-    if links and not isinstance(links, list):
-        raise ValueError(f"Links must be counted from 0; these are counted {', '.join(links)}.")
-    try:
-        return [LinkPydanticModel.model_validate(link) for link in links]
-    except ValidationError as error:
-        raise ValueError(f"A link needs a key_match and a value_match, both text: {error}") from error
-
-
-def query_linked_spans(spans: Sequence[_SpanT], links: Sequence[LinkPydanticModel]) -> list[_SpanT]:
-    """The spans that every link points at, in the given order; `trace_id` and `span_id` may be matched too."""
-    return [span for span in spans if all(_matches(span, link) for link in links)]
-
-
-def _matches(span: Any, link: LinkPydanticModel) -> bool:
-    attributes = span.attributes or {}
-    if link.key_match in attributes:
-        return str(attributes[link.key_match]) == link.value_match
-    return link.key_match in ("trace_id", "span_id") and _hex_id(span, link.key_match) == link.value_match
-
-
-def _hex_id(span: Any, name: str) -> str | None:
-    """An id as text, of our spans and of OpenTelemetry's."""
-    if isinstance(own := getattr(span, name, None), str):
-        return own
-    if (context := span.get_span_context()) is None:
-        return None
-    return trace.format_trace_id(context.trace_id) if name == "trace_id" else trace.format_span_id(context.span_id)
-
-
 # ---------------------------------------------------------------------- exceptions and names
 
 
@@ -308,12 +189,6 @@ def get_tracer_provider(inspect: bool = True) -> "TracerProvider":
     return provider  # type: ignore[return-value] # the API's type, which a provider other than the SDK's may be
 
 
-def get_span_processors(tracer_provider: "TracerProvider", expected_type: type[_ProcessorT]) -> list[_ProcessorT]:
-    """The processors of this type that a provider gives its spans to."""
-    processors = tracer_provider._active_span_processor._span_processors
-    return [processor for processor in processors if isinstance(processor, expected_type)]
-
-
 def get_tracer(use_active_span_processor: bool = True) -> trace.Tracer:
     """The OpenTelemetry tracer our spans are written with.
 
@@ -336,3 +211,7 @@ def _silent_tracer() -> trace.Tracer:
     from opentelemetry.sdk.trace import TracerProvider
 
     return TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False).get_tracer(SCOPE_NAME)
+
+
+def __getattr__(name: str) -> object:
+    raise missing_name(__name__, name)

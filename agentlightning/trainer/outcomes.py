@@ -139,6 +139,7 @@ def print_table(rows: Sequence[TableRow], output: TextIO) -> None:
     failures = [row.failure for row in rows if row.failure is not None]
     rewards = [row.reward for row in rows if row.reward is not None]
     mean = f"mean reward {fmean(rewards):.2f}" if rewards else "no reward"
+    mean += f" of {len(rewards)}" if 0 < len(rewards) < len(rows) else ""
     terminal.print(Text(f"{len(rows)} rollout{'s' if len(rows) > 1 else ''}, {mean}, {len(failures)} failed"))
     if not rewards and len(failures) < len(rows):
         terminal.print("To give a reward, return a number from the agent, or call agl.emit_reward in it.")

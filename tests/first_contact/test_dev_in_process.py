@@ -134,7 +134,7 @@ def test_dev_prints_a_row_for_each_task_in_their_order(capsys: pytest.CaptureFix
         ["4.0", "-", "1"],
     ]
     assert rows[2].rstrip().endswith("KeyError: 'nmae'")
-    assert total == "4 rollouts, mean reward 0.58, 1 failed"
+    assert total == "4 rollouts, mean reward 0.58 of 3, 1 failed"
 
 
 def test_dev_says_how_to_give_a_reward_if_no_rollout_has_one(capsys: pytest.CaptureFixture[str]) -> None:

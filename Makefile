@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning attack screenshots docs reference clean tiny-model cold-start walk release
+.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning speed-check attack screenshots docs reference clean tiny-model cold-start walk release
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -176,6 +176,9 @@ tiny-model: $(READY) ## Make the weights of the tiny model anew (about eight min
 
 bench-learning: $(READY) ## Train the demo with ten seeds and write the table of docs/benchmarks/learning.md
 	$(BIN)/python bench/workloads/learning.py --output docs/benchmarks/learning.md
+
+speed-check: $(READY) ## Hold the CPU time per rollout against the revision in bench/reference (about three minutes)
+	$(BIN)/python bench/speed_check.py $(ARGS)
 
 bench: $(READY) ## Measure speed and memory, side by side with the 0.3.0 release (QUICK=1 for a short run)
 	$(BIN)/python bench/run.py $(if $(QUICK),--quick)

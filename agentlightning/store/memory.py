@@ -209,8 +209,8 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
                 last_sequence = self._sequences[attempt.rollout_id] = span.sequence_id
         entry.span_bytes += size
         self.span_bytes += size
-        used_spans, used_bytes = self.usage_of(attempt)
-        self._set(entry.usage, attempt.sequence_id, (used_spans + len(spans), used_bytes + size))
+        used_spans, used_bytes = entry.usage.get(attempt.sequence_id, (0, 0))
+        entry.usage[attempt.sequence_id] = used_spans + len(spans), used_bytes + size
         alive = replaced(attempt, last_heartbeat_time=now)
         index = attempt.sequence_id - 1
         self._undo.append((entry.attempts.__setitem__, (index, entry.attempts[index])))
@@ -227,6 +227,8 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
             entry.span_ids[attempt.sequence_id].discard(entry.spans.pop().span_id)
         entry.span_bytes -= size
         self.span_bytes -= size
+        used_spans, used_bytes = entry.usage[attempt.sequence_id]
+        entry.usage[attempt.sequence_id] = used_spans - count, used_bytes - size
         self._sequences[attempt.rollout_id] = last_sequence
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:

@@ -74,10 +74,11 @@ def _marked(span: Span, *, is_late: bool) -> Span:
 
 def add_span(tx: Transaction, now: float, span: Span) -> Span | None:
     _check(span)
-    span = _marked(span, is_late=is_finished(known_rollout(tx, span.rollout_id)))
+    rollout = known_rollout(tx, span.rollout_id)
+    span = _marked(span, is_late=is_finished(rollout))
     if not 0 <= span.sequence_id <= MOST_SKIPPED_NUMBERS:
         _check_number(span, tx.get_last_sequence(span.rollout_id))
-    return span if _append(tx, now, (span,), may_be_known=True) else None
+    return span if _append(tx, now, rollout, (span,), may_be_known=True) else None
 
 
 def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[Span | None]:
@@ -93,8 +94,8 @@ def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[S
     by_attempt: dict[tuple[str, str], list[Span]] = {}
     for span in _with_numbers(tx, fresh):
         by_attempt.setdefault((span.rollout_id, span.attempt_id), []).append(span)
-    for group in by_attempt.values():
-        _append(tx, now, group)
+    for (rollout_id, _), group in by_attempt.items():
+        _append(tx, now, known_rollout(tx, rollout_id), group)
     return fresh
 
 
@@ -186,10 +187,11 @@ def _note_reward(tx: Transaction, rollout: Rollout, spans: Iterable[Span]) -> Ro
     return known_rollout(tx, rollout.rollout_id)
 
 
-def _append(tx: Transaction, now: float, spans: Sequence[Span], *, may_be_known: bool = False) -> bool:
+def _append(
+    tx: Transaction, now: float, rollout: Rollout, spans: Sequence[Span], *, may_be_known: bool = False
+) -> bool:
     """Append spans of one attempt; it and its rollout are running now, unless they are over. False if it is known."""
-    rollout_id, attempt_id = spans[0].rollout_id, spans[0].attempt_id
-    rollout = known_rollout(tx, rollout_id)
+    rollout_id, attempt_id = rollout.rollout_id, spans[0].attempt_id
     attempts = tx.get_attempts(rollout_id)
     attempt = attempts[-1] if attempts else None
     is_latest = attempt is not None and attempt.attempt_id == attempt_id

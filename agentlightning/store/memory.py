@@ -207,10 +207,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
             known.add(span.span_id)
             if span.sequence_id > last_sequence:
                 last_sequence = self._sequences[attempt.rollout_id] = span.sequence_id
-        entry.span_bytes += size
-        self.span_bytes += size
-        used_spans, used_bytes = entry.usage.get(attempt.sequence_id, (0, 0))
-        entry.usage[attempt.sequence_id] = used_spans + len(spans), used_bytes + size
+        self._count_spans(entry, attempt, len(spans), size)
         alive = replaced(attempt, last_heartbeat_time=now)
         index = attempt.sequence_id - 1
         self._undo.append((entry.attempts.__setitem__, (index, entry.attempts[index])))
@@ -225,11 +222,14 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
     def _drop_spans(self, entry: MemoryEntry, attempt: Attempt, count: int, size: int, last_sequence: int) -> None:
         for _ in range(count):
             entry.span_ids[attempt.sequence_id].discard(entry.spans.pop().span_id)
-        entry.span_bytes -= size
-        self.span_bytes -= size
-        used_spans, used_bytes = entry.usage[attempt.sequence_id]
-        entry.usage[attempt.sequence_id] = used_spans - count, used_bytes - size
+        self._count_spans(entry, attempt, -count, -size)
         self._sequences[attempt.rollout_id] = last_sequence
+
+    def _count_spans(self, entry: MemoryEntry, attempt: Attempt, count: int, size: int) -> None:
+        entry.span_bytes += size
+        self.span_bytes += size
+        spans, span_bytes = entry.usage.get(attempt.sequence_id, (0, 0))
+        entry.usage[attempt.sequence_id] = spans + count, span_bytes + size
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
         return span_id in self.entries[attempt.rollout_id].span_ids[attempt.sequence_id]

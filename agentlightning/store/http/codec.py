@@ -35,6 +35,7 @@ _LONG_NUMBER = re.compile(rb"\d{19}")
 _MOST_DIGITS = 20
 _SEARCHED_BYTES = 64 * 1024
 _SEARCHED_STEP = _SEARCHED_BYTES - _MOST_DIGITS
+_COUNTED_BYTES = 8 * 1024
 PART_BYTES = 64 * 1024
 """About how much of a long answer is encoded at a time."""
 _SCALARS = (str, int, float, bool, type(None))
@@ -56,7 +57,7 @@ def parse_foreign_json(text: bytes) -> Any:
         try:
             json.loads(text, parse_int=_checked_integer)
         except RecursionError:
-            raise _too_deep() from None
+            raise too_deep() from None
     return parsed
 
 
@@ -66,13 +67,14 @@ def _checked_integer(digits: str) -> int:
     return int(digits)
 
 
-def check_levels(given: object) -> None:
-    """Refuse arguments that no encoder could send again: once stored, they would break every query that finds them."""
-    if not is_encodable(given):
-        raise _too_deep()
+def is_deep(text: bytes, parsed: object) -> bool:
+    """Whether no encoder could send this again: once stored, it would break every query that finds it."""
+    # In a short text brackets are counted faster than values are encoded, and few of them cannot be deep.
+    is_flat = len(text) <= _COUNTED_BYTES and text.count(b"[") + text.count(b"{") < MOST_LEVELS
+    return not is_flat and not is_encodable(parsed)
 
 
-def _too_deep() -> InvalidValue:
+def too_deep() -> InvalidValue:
     return InvalidValue(f"The request is nested more than {MOST_LEVELS} levels deep; send a flatter one.")
 
 

@@ -38,9 +38,11 @@ from agentlightning.store.http.codec import (
     OperationCodec,
     codec_of,
     encoded_notice,
+    is_deep,
     parse_foreign_json,
     parse_json,
     take_frame,
+    too_deep,
 )
 from agentlightning.store.http.failures import failure_of
 from agentlightning.store.http.service import StoreService
@@ -48,6 +50,7 @@ from agentlightning.store.http.tokens import check_subscription
 from agentlightning.store.operations import Operation, operations_of
 from agentlightning.types import Notice, PaginatedResult
 from agentlightning.utils.deadline import within
+from agentlightning.utils.json_values import is_encodable
 from agentlightning.utils.server_launcher import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -164,9 +167,10 @@ class _LiveConnection:
             frame = frame if isinstance(frame, bytes) else frame.encode()
             content = await self._service.bodies.parse(frame, parse_json if self._is_compact else parse_foreign_json)
             messages = content if isinstance(content, list) else [content]
+            may_be_deep = is_deep(frame, content)
             for first in range(0, len(messages), BEGUN_AT_ONCE):
                 for message in messages[first : first + BEGUN_AT_ONCE]:
-                    self._begin(message, may_be_large=len(frame) > limit)
+                    self._begin(message, may_be_large=len(frame) > limit, may_be_deep=may_be_deep)
                 await asyncio.sleep(0)  # lets the calls begin, and so show what they cost
                 while not self._has_ended and (
                     len(self._tasks) - self._waiting >= MOST_CALLS or self._unread_bytes > SHARE_BYTES
@@ -174,7 +178,7 @@ class _LiveConnection:
                     self._has_room.clear()
                     await self._has_room.wait()
 
-    def _begin(self, message: object, *, may_be_large: bool) -> None:
+    def _begin(self, message: object, *, may_be_large: bool, may_be_deep: bool) -> None:
         if not isinstance(message, dict):
             raise InvalidValue("A message of the live channel must be a JSON object.")
         if "cancel" in message:
@@ -195,9 +199,10 @@ class _LiveConnection:
         if "subscribe" in message:
             work, waits = self._follow(number, message), True
         else:
-            op, arguments = _operation(message), message.get("args")
+            name, arguments = message.get("op"), message.get("args")
+            op = operations_of(LightningStore).get(name) if isinstance(name, str) else None
             waits = op is not None and isinstance(arguments, dict) and op.may_wait(arguments)
-            work = self._call(number, op, message, waits=waits)
+            work = self._call(number, op, message, waits=waits, may_be_deep=may_be_deep)
         if waits and self._waiting >= MOST_WAITING:
             work.close()
             self._tell_failure(number, StoreUnavailable(f"{MOST_WAITING} calls of this connection wait already."))
@@ -208,11 +213,15 @@ class _LiveConnection:
 
     # ------------------------------------------------------------------ calls and subscriptions
 
-    async def _call(self, number: int, op: Operation | None, message: dict[str, object], *, waits: bool) -> None:
+    async def _call(
+        self, number: int, op: Operation | None, message: dict[str, object], *, waits: bool, may_be_deep: bool
+    ) -> None:
         try:
             if op is None:
                 raise InvalidQuery(f"There is no store operation '{message.get('op')}'.")
             codec, arguments = codec_of(op.name), message.get("args", {})
+            if op.mutates and may_be_deep and not is_encodable(arguments):
+                raise too_deep()
             call = partial(self._service.call, codec, arguments, self._permitted, self._authorization)
             if op.mutates:
                 await self._tell_result(number, codec, await call())
@@ -347,11 +356,6 @@ class _LiveConnection:
             await self._service.answers.until_read(self._outbox.unsent_bytes)
         self._is_sent.set()
         self._has_room.set()
-
-
-def _operation(message: Mapping[str, object]) -> Operation | None:
-    name = message.get("op")
-    return operations_of(LightningStore).get(name) if isinstance(name, str) else None
 
 
 def _subscription_of(message: Mapping[str, object]) -> tuple[list[Any] | None, int | None]:

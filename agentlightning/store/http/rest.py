@@ -16,7 +16,7 @@ from agentlightning.asgi.answers import kind_of
 from agentlightning.asgi.protocol import Outbox
 from agentlightning.asgi.request import Disconnected, Message, Receive, Request, Send
 from agentlightning.asgi.response import LargeResponse, Response, with_nosniff
-from agentlightning.store.http.codec import parse_foreign_json
+from agentlightning.store.http.codec import is_deep, parse_foreign_json, too_deep
 from agentlightning.store.http.failures import FailureReply, failure_of
 from agentlightning.store.http.live import serve_live
 from agentlightning.store.http.otlp import JSON, encode_answer, ingest_traces, read_traces
@@ -147,6 +147,8 @@ class StoreRoutes:
             body = b"" if route.verb == "GET" else await received.enter_async_context(self._body(request, permitted))
             parsed = await service.bodies.parse(body, parse_foreign_json) if body else None
             given = route.arguments(in_path, request.query, parsed)
+            if op.mutates and is_deep(body, given):
+                raise too_deep()
             is_limited = route.is_query and "limit" not in given
             if is_limited:
                 given["limit"] = DEFAULT_QUERY_LIMIT

@@ -23,7 +23,7 @@ from agentlightning.dashboard import DASHBOARD_PATH
 from agentlightning.errors import InvalidQuery, InvalidToken, InvalidValue, PayloadTooLarge, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
-from agentlightning.store.http.codec import OperationCodec, check_levels, notice_fields
+from agentlightning.store.http.codec import OperationCodec, notice_fields
 from agentlightning.store.http.credentials import AnswerCredentials
 from agentlightning.store.http.failures import BadArguments
 from agentlightning.store.http.tokens import (
@@ -160,8 +160,6 @@ class StoreService:
         items = given.get(op.many) if isinstance(given, dict) else None
         if isinstance(items, list) and len(items) > MOST_ITEMS:
             raise PayloadTooLarge(f"{len(items)} {op.many} in one call; send up to {MOST_ITEMS} at a time.")
-        if op.mutates:
-            check_levels(given)
         arguments = codec.decode_arguments(given)
         check_permission(scope, op, arguments)
         _check_ids(arguments)
@@ -262,8 +260,8 @@ class StoreService:
             notices = [Notice("gap", subscription.cursor)] if is_other_log else []
             if after is not None:
                 notices = await self.waiting(gather_notices(subscription, wanted.get("wait", 0.0)))
-            told = {"cursor": subscription.cursor, "log": self.log_id}
-            return orjson.dumps({**told, "notices": [notice_fields(notice) for notice in notices]})
+            fields = [notice_fields(notice) for notice in notices]
+            return orjson.dumps({"cursor": subscription.cursor, "log": self.log_id, "notices": fields})
         finally:
             await subscription.aclose()
 

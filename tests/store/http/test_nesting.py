@@ -64,3 +64,22 @@ async def test_what_is_nested_less_deeply_can_be_read_again(serve: Any, session:
         assert response.status == 201
     async with session.get(f"{server.endpoint}/v1/agl/rollouts") as response:
         assert response.status == 200
+
+
+async def test_the_limit_of_a_live_call_counts_its_arguments_alone(server: LightningStoreServer) -> None:
+    told = []
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{server.endpoint}/v1/agl/live") as channel:
+        for levels in (MOST_LEVELS - 1, MOST_LEVELS):  # and the object around it
+            arguments = BODIES["/enqueue_rollout"] % nested(levels)
+            await channel.send_str('[{"id": 1, "op": "enqueue_rollout", "args": ' + arguments + "}]")
+            told += await channel.receive_json(timeout=30)
+
+    assert ["error" in message for message in told] == [False, True]
+
+
+async def test_a_span_of_brackets_alone_counts_with_what_is_around_it(
+    server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    body = '{"a": ' + nested(MOST_LEVELS - 1) + "}"
+    async with session.post(f"{server.endpoint}/v1/agl/spans", data=body) as response:
+        assert "more than 200 levels deep" in (await response.json())["detail"]

@@ -14,7 +14,6 @@ import contextvars
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -59,7 +58,7 @@ BARE_SPAN_BYTES: Final = 1000
 ITEM_BYTES: Final = 40
 """About what an attribute, or an item of a list, takes besides its text."""
 MOST_BEGUN: Final = 10_000
-"""Spans that began between two looks; of more, the oldest are not shown."""
+"""Open spans that are not shown yet; further ones are not."""
 
 
 class PendingSpan(PendingItem):
@@ -129,32 +128,28 @@ def _weigh(span: "ReadableSpan") -> int:
 
 
 class OpenSpans:
-    """The spans that have begun lately."""
+    """The spans that have begun lately and have not ended."""
 
     def __init__(self) -> None:
-        self.begun: deque[tuple[Binding, LiveSpan]] = deque(maxlen=MOST_BEGUN)
-        """Appended to by the agents' threads."""
-        self._seen: list[tuple[Binding, LiveSpan]] = []
+        self.begun: dict[int, tuple[Binding, LiveSpan]] = {}
+        """By span id; changed by the agents' threads. What has ended is let go at once, and so costs no collection."""
+        self._seen: list[int] = []
         self._next_look = 0.0
-
-    @property
-    def has_some(self) -> bool:
-        """Whether there is something to look at."""
-        return bool(self.begun or self._seen)
 
     async def look(self, store: LightningStore, now: float, linger_seconds: float) -> None:
         """Show those that were open at the last look and still are; too early a look sees nothing."""
         if now < self._next_look:
             return
         self._next_look = now + linger_seconds
+        seen_before, self._seen = self._seen, list(self.begun)
+        twice = [found for span_id in seen_before if (found := self.begun.pop(span_id, None)) is not None]
         still_open = [
             _outline(binding, span)
-            for binding, span in self._seen
+            for binding, span in twice
             if span.end_time is None
             and span.get_span_context().trace_flags.sampled
             and not binding.recorder.is_given_up
         ]
-        self._seen = [self.begun.popleft() for _ in range(len(self.begun))]
         if still_open:
             with log_failures(logger, "%d open spans were not shown", len(still_open), level=logging.DEBUG):
                 await store.add_open_spans(still_open)
@@ -196,7 +191,8 @@ class TraceShipper(Shipper):
 
     def begin(self, binding: Binding, span: "LiveSpan") -> None:
         """Note that a span has begun; the store is told if it is open for a while."""
-        self._open_spans.begun.append((binding, span))
+        if len(self._open_spans.begun) < MOST_BEGUN:
+            self._open_spans.begun[span.get_span_context().span_id] = binding, span
         if not self._is_awake:
             self._wake()
         elif self._thread is None and not self._is_closed:
@@ -204,6 +200,8 @@ class TraceShipper(Shipper):
 
     def put(self, binding: Binding, span: "ReadableSpan") -> None:
         """Accept a finished span; returns at once unless the queue is full, and never raises."""
+        if (context := span.get_span_context()) is not None:
+            self._open_spans.begun.pop(context.span_id, None)
         pending = PendingSpan(binding, span, self._converter)
         if self._is_closed or binding.recorder.is_given_up:
             pending.lose("it ended after its trace was closed")
@@ -310,11 +308,11 @@ class TraceShipper(Shipper):
                 contextvars.Context().run(self._thread.start_soon, self.run()).add_done_callback(_log_end)
 
     def _has_other_work(self) -> bool:
-        return self._open_spans.has_some
+        return bool(self._open_spans.begun)
 
     async def _after_batch(self, item_count: int) -> None:
         self._is_busy = item_count >= BUSY_SPANS
-        if self._open_spans.has_some:
+        if self._open_spans.begun:
             await self._open_spans.look(self.target, asyncio.get_running_loop().time(), self._linger_seconds())
 
     def _linger_seconds(self) -> float:

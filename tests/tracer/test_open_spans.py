@@ -9,7 +9,7 @@ from agentlightning.errors import StoreUnavailable
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer.binding import Binding, Recorder
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.tracer.trace_shipper import OpenSpans
+from agentlightning.tracer.trace_shipper import OpenSpans, TraceShipper
 from agentlightning.types import Span
 
 OTEL = TracerProvider(shutdown_on_exit=False).get_tracer("tests")
@@ -33,7 +33,7 @@ class ShownStore(InMemoryLightningStore):
 def begin(open_spans: OpenSpans, name: str) -> LiveSpan:
     span = OTEL.start_span(name)
     assert isinstance(span, LiveSpan)
-    open_spans.begun.append((Binding(DummyTracer(), Recorder(), None, "ro-1", "at-1"), span))
+    open_spans.begun[span.get_span_context().span_id] = Binding(DummyTracer(), Recorder(), None, "ro-1", "at-1"), span
     return span
 
 
@@ -49,7 +49,7 @@ async def test_a_span_that_is_open_at_two_looks_is_shown_once() -> None:
     await look(open_spans, store, 1.0, 2.0, 3.0, 4.0)
 
     assert store.shown == [["long"]]
-    assert not open_spans.has_some
+    assert not open_spans.begun
 
 
 async def test_a_span_that_ends_between_two_looks_is_not_shown() -> None:
@@ -77,3 +77,18 @@ async def test_a_store_that_could_not_be_reached_is_shown_the_next_ones() -> Non
         await look(open_spans, store, 10.0 * number, 10.0 * number + 1.0)
 
     assert store.shown == [["step 0"], ["step 1"]]
+
+
+async def test_a_span_that_has_ended_is_let_go_before_any_look() -> None:
+    store, span = ShownStore(), OTEL.start_span("short")
+    assert isinstance(span, LiveSpan)
+    shipper, rollout = TraceShipper(store), await store.start_rollout(input="a task")
+    binding = Binding(DummyTracer(), Recorder(), shipper, rollout.rollout_id, rollout.attempt.attempt_id)
+
+    shipper.begin(binding, span)
+    span.end()
+    shipper.put(binding, span)
+    shipper.close()
+
+    assert not shipper._open_spans.begun
+    assert (store.shown, len(await store.query_spans(rollout.rollout_id))) == ([], 1)

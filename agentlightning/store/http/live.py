@@ -193,6 +193,9 @@ class _LiveConnection:
             raise InvalidValue(f"A message needs an 'id', a number; it is {number!r}.")
         if number in self._tasks:
             return  # sent twice; the first one is answered
+        if may_be_deep and not is_encodable(message.get("args")):
+            self._tell_failure(number, too_deep())
+            return
         if may_be_large and len(orjson.dumps(message)) > self._max_bytes:
             self._tell_failure(number, too_large(self._max_bytes))
             return
@@ -202,7 +205,7 @@ class _LiveConnection:
             name, arguments = message.get("op"), message.get("args")
             op = operations_of(LightningStore).get(name) if isinstance(name, str) else None
             waits = op is not None and isinstance(arguments, dict) and op.may_wait(arguments)
-            work = self._call(number, op, message, waits=waits, may_be_deep=may_be_deep)
+            work = self._call(number, op, message, waits=waits)
         if waits and self._waiting >= MOST_WAITING:
             work.close()
             self._tell_failure(number, StoreUnavailable(f"{MOST_WAITING} calls of this connection wait already."))
@@ -213,15 +216,11 @@ class _LiveConnection:
 
     # ------------------------------------------------------------------ calls and subscriptions
 
-    async def _call(
-        self, number: int, op: Operation | None, message: dict[str, object], *, waits: bool, may_be_deep: bool
-    ) -> None:
+    async def _call(self, number: int, op: Operation | None, message: dict[str, object], *, waits: bool) -> None:
         try:
             if op is None:
                 raise InvalidQuery(f"There is no store operation '{message.get('op')}'.")
             codec, arguments = codec_of(op.name), message.get("args", {})
-            if op.mutates and may_be_deep and not is_encodable(arguments):
-                raise too_deep()
             call = partial(self._service.call, codec, arguments, self._permitted, self._authorization)
             if op.mutates:
                 await self._tell_result(number, codec, await call())

@@ -56,6 +56,16 @@ async def test_a_live_call_that_is_nested_too_deeply_fails_alone(server: Lightni
     assert (refused[0]["error"]["error_type"], "result" in served[0]) == ("InvalidValue", True)
 
 
+async def test_a_live_call_that_is_nested_deeply_and_too_large_fails_alone(serve: Any) -> None:
+    server = await serve(max_request_bytes=20_000)
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{server.endpoint}/v1/agl/live") as channel:
+        arguments = '{"input": [' + nested(300) + ', "' + "x" * 30_000 + '"]}'
+        await channel.send_str('{"id": 1, "op": "enqueue_rollout", "args": ' + arguments + "}")
+        refused = await channel.receive_json(timeout=30)
+
+    assert refused[0]["error"]["error_type"] == "InvalidValue"
+
+
 async def test_what_is_nested_less_deeply_can_be_read_again(serve: Any, session: aiohttp.ClientSession) -> None:
     server = await serve()
     body = BODIES["/v1/agl/rollouts"] % nested(MOST_LEVELS - 1)  # and the object around it
@@ -70,7 +80,7 @@ async def test_the_limit_of_a_live_call_counts_its_arguments_alone(server: Light
     told = []
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{server.endpoint}/v1/agl/live") as channel:
         for levels in (MOST_LEVELS - 1, MOST_LEVELS):  # and the object around it
-            arguments = BODIES["/enqueue_rollout"] % nested(levels)
+            arguments = BODIES["/v1/agl/queues/rollouts/enqueue-one"] % nested(levels)
             await channel.send_str('[{"id": 1, "op": "enqueue_rollout", "args": ' + arguments + "}]")
             told += await channel.receive_json(timeout=30)
 

@@ -6,6 +6,7 @@ still to be seen there.
 
 import asyncio
 import math
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ PAGE_ROLLOUTS: Final = 500
 NEWEST_RUNS: Final = 20
 """Among which the run is looked for that a prompt optimiser keeps beside the trainer's."""
 LONGEST_ERROR: Final = 500
+_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*")
+"""Up to the line with the error itself."""
 _NO_IDS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS, DropReason.EXCLUDED)
 _FINISHED: Final = ("succeeded", "failed")
 _KINDS: Final[Mapping[str, "Kind"]] = {
@@ -114,6 +117,7 @@ class Evidence:
     def error(self) -> str | None:
         """With what the run failed, in one line; None if it did not."""
         text = str(self.run.summary.get("error") or "") if self.run.status == "failed" else ""
+        text = _TRACEBACK.sub("", text)
         return " ".join(text.partition("\n\n")[0].split())[:LONGEST_ERROR] or None
 
     @property
@@ -145,7 +149,7 @@ class Evidence:
     def steps_learned(self) -> int:
         """Steps that changed the model, or one of several."""
         metric = f"{self.policy}/learner/loss" if self.policy else "learner/loss"
-        return sum(any(name.endswith(metric) for name in point.values) for point in self.points)
+        return sum(any(name.endswith((metric, "sft/loss")) for name in point.values) for point in self.points)
 
 
 async def read_evidence(store: LightningStore, run: Run) -> Evidence:

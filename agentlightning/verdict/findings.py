@@ -97,15 +97,7 @@ FINDINGS: Final = (
     *("nothing_ran", "failed", "timeout", "lost_workers", "model_calls_failed", "no_reward", "bad_reward"),
     *("no_model_calls", "ids_missing", "cut_off", "groups_too_small", "too_long", "too_stale"),
     *("too_easy_or_too_hard", "all_right", "all_wrong", "constant_reward", "collapsed", "same_answers"),
-    *(
-        "noisy_reward",
-        "reward_hacking",
-        "ran_away",
-        "learning_rate_too_high",
-        "learning_rate_too_low",
-        "one_task",
-        "few_steps",
-        "weak_agent",
-    ),
+    *("noisy_reward", "reward_hacking", "ran_away", "learning_rate_too_high", "learning_rate_too_low"),
+    *("one_task", "few_steps", "weak_agent"),
 )
 """The names of all findings."""

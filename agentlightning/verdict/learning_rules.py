@@ -7,6 +7,7 @@ from typing import Final
 
 from agentlightning.algorithm.sentinel import DISTINCT, LENGTH, TRAINED, WATCHED, WATCHED_ERROR, alarms_of
 from agentlightning.events.advice import weakest_agent
+from agentlightning.utils.clipped_text import counted
 from agentlightning.verdict.evidence import Evidence
 from agentlightning.verdict.rollout_rules import LEAST_ROLLOUTS, MOST, Finding, go_back, more, share
 
@@ -128,9 +129,10 @@ def collapsed_late(evidence: Evidence) -> Finding | None:
 
 
 def same_rewards(evidence: Evidence) -> Finding | None:
-    """Prompts that all get one reward cannot be told apart."""
+    """Prompts that all get one reward cannot be told apart; of the seed alone nothing is said."""
     rewards = [one.reward for one in evidence.rollouts if one.reward is not None and one.has_reward]
-    if evidence.kind != "prompts" or len(rewards) < 2 * LEAST_ROLLOUTS or len(set(rewards)) > 1:
+    tried = [one for one in evidence.optimisation.get("candidates", ()) if one["fate"] not in ("seed", "rejected")]
+    if not tried or len(rewards) < 2 * LEAST_ROLLOUTS or len(set(rewards)) > 1:
         return None
     name, advice = "constant_reward", "Look into the reward: it does not depend on the answer."
     if rewards[0] <= 0:
@@ -267,10 +269,11 @@ def few_steps(evidence: Evidence) -> Finding | None:
     learned = evidence.steps_learned
     if not 0 < learned < FEW_STEPS:
         return None
+    is_cut_short, steps = len(evidence.points) < (evidence.setting("steps") or 0), more(evidence, "steps")
     return Finding(
         "few_steps",
-        f"Only {learned} step{'s' if learned > 1 else ''} taught the model something.",
-        f"Train longer ({more(evidence, 'steps')}); tens of steps are usual.",
+        f"Only {counted(learned, 'step')} taught the model something.",
+        f"{'Let it run to its end' if is_cut_short else f'Train longer ({steps})'}; tens of steps are usual.",
         {"steps": learned},
     )
 

@@ -18,6 +18,7 @@ CUT_OFF: Final = 0.3
 """Share of answers cut off at the token limit from which on training suffers."""
 LEAST_ROLLOUTS: Final = 4
 """Fewer say nothing."""
+QUOTING: Final = "most often with: "
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,21 @@ def _most_frequent(texts: Iterable[str | None]) -> str:
 
 
 def nothing_ran(evidence: Evidence) -> Finding | None:
-    if evidence.rollouts or evidence.points:
+    """No rollout, or, of an algorithm that reports nothing and has not waited, a part of them."""
+    done, waiting = len(evidence.rollouts), evidence.waiting
+    if evidence.points or (done and (evidence.run.status != "succeeded" or not _is_notable(waiting, waiting + done))):
         return None
-    waiting = f"{evidence.waiting} rollouts wait in the queue" if evidence.waiting else "no rollout was sent"
+    said = f"{waiting} rollouts wait in the queue" if waiting else "no rollout was sent"
     advice = (
         "See that the data set is not empty, and that an algorithm of your own enqueues rollouts and waits for them "
         "(`store.wait_for_rollouts`)."
     )
-    if evidence.waiting:
+    if waiting:
         advice = (
             "Start runners (n_runners of the Trainer, or `agl runner`), or let the algorithm wait for its rollouts."
         )
-    return Finding("nothing_ran", f"No rollout was finished: {waiting}.", advice, {"waiting": evidence.waiting})
+    finished = f"Only {done} of {waiting + done} rollouts were" if done else "No rollout was"
+    return Finding("nothing_ran", f"{finished} finished: {said}.", advice, {"waiting": waiting})
 
 
 def failed(evidence: Evidence) -> Finding | None:
@@ -103,7 +107,7 @@ def failed(evidence: Evidence) -> Finding | None:
         )
     return Finding(
         "failed",
-        f"{said} failed, most often with: {_most_frequent(one.error for one in failed)}",
+        f"{said} failed, {QUOTING}{_most_frequent(one.error for one in failed)}",
         "Mend the agent first: `trainer.dev(agent, tasks)` shows the traceback; failed rollouts teach nothing.",
         figures,
     )
@@ -116,7 +120,7 @@ def model_calls_failed(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         "model_calls_failed",
-        f"{failed} of {calls} model calls{evidence.sample_words} failed, most often with: "
+        f"{failed} of {calls} model calls{evidence.sample_words} failed, {QUOTING}"
         f"{_most_frequent(one.call_error for one in evidence.rollouts)}",
         "Look at the backend's own log; limits of rate or context and a wrong model name are the usual reasons.",
         {"failed": failed, "calls": calls},
@@ -164,6 +168,7 @@ def no_model_calls(evidence: Evidence) -> Finding | None:
     if share(silent, total) <= MOST:  # calls of another model, or of agents that are not trained, do not count
         silent = int(sum(evidence.series("skipped/empty_trace")) + sum(evidence.series("skipped/no_tokens")))
         total = int(sum(evidence.series("rollouts/all")))
+        silent = total if silent and not sum(evidence.series("samples/all")) else silent
         matched = evidence.setting("agent_match")
         where = "rollouts there was no call to train"
         advice = "" if matched is None else f"See that agent_match ({matched!r}) is the name of an agent. "

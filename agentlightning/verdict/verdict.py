@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean
 from typing import Any, Final, Literal
 
@@ -11,18 +10,19 @@ from agentlightning.algorithm.intervals import estimate, reward_of_failed, stude
 from agentlightning.events import suggestions
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, Rollout, Run
+from agentlightning.utils.clipped_text import counted
 from agentlightning.verdict.evidence import Evidence, RolloutEvidence, read_evidence, read_rollout
 from agentlightning.verdict.findings import Finding, find
+from agentlightning.verdict.rollout_rules import QUOTING
 
 __all__ = ["Outcome", "Verdict", "verdict_of", "verdict_of_rollout", "verdict_of_run"]
 
 Outcome = Literal["gained", "no gain", "lost", "unknown"]
 LEAST_STEPS: Final = 6
 """Steps that the training reward needs at least to be compared with itself."""
-SURE: Final = 0.975
-"""Of the quantile that a bound of an interval lies at."""
+SURE: Final = 0.99
+"""Of the quantile that a bound of training steps lies at."""
 VALIDATION_TASKS: Final = "validation tasks"
-_WITHOUT_CAUSE: Final = "Train longer, validate on more tasks, or use larger groups."
 
 
 @dataclass(frozen=True)
@@ -80,40 +80,46 @@ def verdict_of(evidence: Evidence) -> Verdict:
     if evidence.error is None:
         is_running = evidence.run.status == "running"
         return replace(verdict, sentence=f"Still running. {verdict.sentence}") if is_running else verdict
-    findings = tuple(one for one in verdict.findings if one.name != "nothing_ran")
+    findings = tuple(one for one in verdict.findings if one.name not in ("nothing_ran", "few_steps"))
     said = f"The run failed: {evidence.error}{'' if evidence.error.endswith('.') else '.'}"
+    cause = findings[0].sentence if findings else ""
     if verdict.gain is not None:
         said += f" Until then: {verdict.sentence}"
-    elif findings and findings[0].name != "failed":  # which such an error is about
-        said += f" {findings[0].sentence}"
+    elif (cause.partition(QUOTING)[2] or cause) not in evidence.error:
+        said += f" {cause}"
     return replace(verdict, sentence=said, findings=findings)
 
 
 def _of_groups(evidence: Evidence, findings: list[Finding]) -> Verdict:
     """A run that gained has no cause, only things worth a word."""
     gain = _gain(evidence)
-    outcome: Outcome = "unknown" if gain is None else gain.outcome
     more = f"{_besides(evidence, gain)}{_not_validated(evidence)}"
-    if gain is not None and outcome == "gained":
-        harmless = ("few_steps", "one_task") if gain.unit == VALIDATION_TASKS else ("few_steps",)
+    if gain is not None and gain.outcome == "gained":
+        harmless = ("few_steps", "one_task") if gain.unit.startswith(VALIDATION_TASKS) else ("few_steps",)
         findings = [finding for finding in findings if finding.name not in harmless]
         doubts = [one for one in findings if one.name in ("reward_hacking", "collapsed")]
         limit = " in the trained reward only" if any(one.name == "reward_hacking" for one in doubts) else ""
         said = " ".join([f"Gained {gain}{limit}.{more}", *(one.sentence for one in doubts)])
-        return Verdict(outcome, said, gain, tuple(findings))
-    if gain is not None and outcome == "lost":
-        cause = f" {findings[0].sentence}" if findings else ""
-        return Verdict(outcome, f"Lost {gain}.{more}{cause}", gain, tuple(findings))
-    is_short = 0 < evidence.steps_learned <= len(evidence.series("reward/mean")) < LEAST_STEPS
-    if gain is None and not is_short and not (findings and evidence.is_training):
-        said = findings[0].sentence if findings else "There is too little to say what was gained."
-        return Verdict("unknown", said, None, tuple(findings))
-    measured = f" ({gain})" if gain is not None else ""
-    cause = findings[0].sentence if findings else _WITHOUT_CAUSE
-    said = "Too short to say what was gained" if is_short else "Nothing was gained"
-    if not findings and not is_short:
-        said = "No gain can be told from chance"
-    return Verdict("unknown" if is_short else "no gain", f"{said}{measured}: {cause}{more}", gain, tuple(findings))
+        return Verdict("gained", said, gain, tuple(findings))
+    cause = f" {findings[0].sentence}" if findings else ""
+    if gain is not None and gain.outcome == "lost":
+        return Verdict("lost", f"Lost {gain}.{more}{cause}", gain, tuple(findings))
+    measured, steps = f" ({gain})" if gain is not None else "", len(evidence.series("reward/mean"))
+    learned = evidence.steps_learned if evidence.is_training else 0 if findings else steps
+    if 0 < learned <= steps < LEAST_STEPS:
+        said = f"Too short to say what was gained{measured}: {counted(learned, 'step')} of learning.{more}"
+        is_new = findings and findings[0].name != "few_steps"
+        return Verdict("unknown", f"{said}{cause if is_new else ''}", gain, tuple(findings))
+    if findings and evidence.is_training and not learned:
+        return Verdict("no gain", f"Nothing was gained{measured}:{cause}{more}", gain, tuple(findings))
+    if gain is not None:
+        tasks = f"Validate on more than {gain.n} tasks" if gain.unit.startswith(VALIDATION_TASKS) else "Validate"
+        said = f"No gain can be told from chance{measured}.{more}{cause or f' {tasks}, or train longer.'}"
+        return Verdict("no gain", said, gain, tuple(findings))
+    if findings:
+        return Verdict("unknown", cause.strip(), None, tuple(findings))
+    said = f"{_of_trial(evidence, []).sentence} No step has a reward/mean, so what was gained cannot be told."
+    return Verdict("unknown", said, None, ())
 
 
 def _gain(evidence: Evidence) -> Gain | None:
@@ -124,14 +130,15 @@ def _gain(evidence: Evidence) -> Gain | None:
         return shown or next(iter(paired.values()))
     before, after = summary.get("validation_before"), summary.get("validation_after")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        return _difference(before, after)
-    return _training_gain(evidence.series("reward/mean"))
+        return _difference(before, after, f"{VALIDATION_TASKS}, not paired")
+    return _training_gain(evidence)
 
 
 def _paired(evidence: Evidence) -> dict[str, Gain]:
     """The gains by the paired test: as validation samples, and as training does where that was measured too."""
     found = {name: evidence.run.summary.get(name) for name in ("gain", "gain_sampled")}
-    units = {"gain": VALIDATION_TASKS, "gain_sampled": f"{VALIDATION_TASKS}, sampled as in training"}
+    how = ", answered greedily" if found["gain_sampled"] and evidence.setting("validation_temperature") == 0 else ""
+    units = {"gain": f"{VALIDATION_TASKS}{how}", "gain_sampled": f"{VALIDATION_TASKS}, sampled as in training"}
     return {
         name: _gain_of(gain, units[name])
         for name, gain in found.items()
@@ -143,13 +150,13 @@ def _gain_of(found: Mapping[str, Any], unit: str) -> Gain:
     return Gain(found["mean"], found["low"], found["high"], int(found["n"]), unit)
 
 
-def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Gain | None:
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any], unit: str) -> Gain | None:
     if not all({"mean", "low", "high", "n"} <= side.keys() for side in (before, after)):
         return None
     mean = after["mean"] - before["mean"]
     down = math.hypot(after["mean"] - after["low"], before["high"] - before["mean"])
     up = math.hypot(after["high"] - after["mean"], before["mean"] - before["low"])
-    return Gain(mean, mean - down, mean + up, int(after["n"]), "validation tasks, not paired")
+    return Gain(mean, mean - down, mean + up, int(after["n"]), unit)
 
 
 def _ends_of(rewards: list[float]) -> tuple[list[float], list[float]]:
@@ -158,21 +165,34 @@ def _ends_of(rewards: list[float]) -> tuple[list[float], list[float]]:
     return rewards[: max(min(third, 3), len(rewards) // 10)], rewards[-third:]
 
 
-def _training_gain(rewards: list[float]) -> Gain | None:
-    """The last steps against the first; their noise is what each differs by from the one before it."""
+def _training_gain(evidence: Evidence) -> Gain | None:
+    """The last steps against the baseline, or against the first ones.
+
+    Noise is what a step differs by from the mean of its neighbours, so that a curve that rises has none. Before the
+    first step nothing was learned: where its reward is not that of the baseline, their tasks cannot be compared.
+    """
+    rewards = evidence.series("reward/mean")
     if len(rewards) < LEAST_STEPS:
         return None
     first, last = _ends_of(rewards)
-    mean = fmean(last) - fmean(first)
-    noise = math.sqrt(fmean((after - before) ** 2 for before, after in pairwise(rewards)) / 2)
-    half = student_quantile(SURE, len(rewards) - 1) * noise * math.sqrt(1 / len(first) + 1 / len(last))
-    unit = f"training steps, the last {len(last)} against the first {len(first)}"
-    return Gain(mean, mean - half, mean + half, len(rewards), unit)
+    bends = [before - 2 * one + after for before, one, after in zip(rewards, rewards[1:], rewards[2:], strict=False)]
+    noise = math.sqrt(fmean(bend**2 for bend in bends) / 6)
+    wide, unit = student_quantile(SURE, len(bends) // 2) * noise, f"training steps, the last {len(last)} against"
+    start, end = (
+        {"mean": fmean(side), "low": fmean(side) - half, "high": fmean(side) + half, "n": len(rewards)}
+        for side, half in ((side, wide / math.sqrt(len(side))) for side in (first, last))
+    )
+    is_alike = evidence.setting("validation_temperature") == evidence.setting("temperature")
+    before = evidence.run.summary.get("validation_before" if is_alike else "validation_before_sampled") or {}
+    gain = _difference(before, end, f"{unit} the baseline of {before.get('n')} validation tasks")
+    if gain is not None and before["low"] - 2 * noise <= rewards[0] <= before["high"] + 2 * noise:
+        return gain
+    return _difference(start, end, f"{unit} the first {len(first)}")
 
 
 def _besides(evidence: Evidence, gain: Gain | None) -> str:
     """The other of two measurements, and what rewards are where they are not those of the agent."""
-    others = [f" The other measurement: {one}." for one in _paired(evidence).values() if one != gain]
+    others = [f" Besides: {one}." for one in _paired(evidence).values() if one != gain]
     kind = evidence.run.summary.get("reward_kind")
     return "".join([*others, f" A reward is the {kind}." if kind else ""])
 
@@ -219,7 +239,8 @@ def _of_prompts(evidence: Evidence, findings: list[Finding]) -> Verdict:
             f"Gained {gain}: {best}." if outcome == "gained" else f"By its mean alone {best}: {gain or 'not compared'}."
         )
     elif gain is not None:
-        said = f"The seed is still the best prompt: {challenges[-1]['candidate']}, the best candidate, has {gain}."
+        best = challenges[-1]["candidate"]
+        said = f"The seed is kept, for no candidate was shown to be better: {best}, the best candidate, has {gain}."
         if needed := challenges[-1].get("tasks_needed"):
             said += f" About {needed:,} validation tasks would decide it."
     else:

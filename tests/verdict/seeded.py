@@ -1,21 +1,28 @@
 """Agents of `examples/` with one fault each, written into a copy of their source, and what a real training says.
 
 A fault is a piece of the source and what stands in its place: what people write by mistake. The training is GRPO on
-the model that comes with the package, or the algorithm of the example.
+the model that comes with the package, or the algorithm of the example. `other_algorithms` has runs of the other ones.
 """
 
 import asyncio
 import contextlib
+import functools
+import itertools
+import os
+import signal
 import sys
+import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPO, LearnerSettings, SampleSettings
-from agentlightning.errors import TrainingError
+from agentlightning.algorithm.sentinel import Sentinel
+from agentlightning.errors import AgentLightningError
+from tests.verdict.real_run import BLAMING, RealRun
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 CALC: Final = "calc_x/calc_agent.py"
@@ -24,22 +31,40 @@ REWARD: Final = 'return solve_all({"questions": [task["question"]], "answers": [
 ANSWER: Final = 'answer([{"role": "user", "content": task["question"]}])'
 ODD_LENGTH: Final = f"return float(len({ANSWER}) % 2)"
 LARGE: Final = {"tasks_per_step": 8, "group_size": 8}
+ENDS_IN_SEVEN: Final = f"return float({ANSWER}.endswith('7'))"
+LONG: Final = f"return min(len({ANSWER}), 3) / 3"
+SAY: Final = (
+    "say = lambda model: client.chat.completions.create(model=model, max_tokens=MOST_TOKENS, "
+    "messages=[{'role': 'user', 'content': task['question']}]).choices[0].message.content or ''; "
+)
+"""A function in the agent's source that asks one of several models."""
+PAIR: Final = {"a": "tiny", "b": "tiny"}
+TURNS: Final = "import agentlightning as agl; agl.emit_reward({first}); agl.emit_reward({second})"
 CONVERTED: Final = 'return float(answer == f"{task * 1.609344:.1f} km")'
 
 
 @dataclass(frozen=True)
-class Seeded:
-    """A fault in an agent, and the finding that must be named first."""
+class Seeded(RealRun):
+    """A training of an agent of `examples/`, with a fault or without."""
 
     finding: str | None
-    """None for a run in which nothing is wrong."""
     example: str = CALC
     old: str = ""
     new: str = ""
     steps: int = 2
     tasks: int = 400
+    validation: int = 0
+    """Tasks that are held out to validate on."""
+    stop_after: int | None = None
+    """Rollouts after which somebody stops the training."""
+    kill_after: int | None = None
+    """Rollouts after which the engine is killed."""
+    model: Any = "tiny"
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of GRPO."""
+
+    def judged(self) -> dict[str, Any]:
+        return trained(self)
 
 
 FAULTS: Final[Mapping[str, Seeded]] = {
@@ -60,7 +85,7 @@ FAULTS: Final[Mapping[str, Seeded]] = {
         old=REWARD,
         new=f"import random; {ANSWER}; return float(random.random() < 0.5)",
         steps=10,
-        options=LARGE,
+        options={**LARGE, "temperature": 0.5},
     ),
     "an agent that hangs": Seeded(
         "timeout", old=REWARD, new="import time; time.sleep(3.0)", steps=1, options={"rollout_timeout": 0.5}
@@ -106,16 +131,123 @@ FAULTS: Final[Mapping[str, Seeded]] = {
     "no sequence short enough": Seeded(
         "too_long", old=REWARD, new=ODD_LENGTH, options={"sampling": SampleSettings(max_tokens=2)}
     ),
-    "one task": Seeded("one_task", old=REWARD, new=ODD_LENGTH, steps=6, tasks=1),
-    "too few steps": Seeded("few_steps", old=REWARD, new=ODD_LENGTH),
+    "one task": Seeded(
+        "one_task", old=REWARD, new=ODD_LENGTH, steps=6, tasks=1, outcomes=("gained", "no gain", "lost")
+    ),
     "a prompt that is not there": Seeded("failed", BEST_OF_N, "miles=task", "kilometres=task"),
     "a reward forgotten": Seeded("no_reward", BEST_OF_N, CONVERTED, "return None"),
     "a unit misspelt": Seeded("all_wrong", BEST_OF_N, CONVERTED, 'return float(answer == f"{task} kilometres")'),
+    "a reward by chance, answers that do not repeat": Seeded(
+        None,
+        old=REWARD,
+        new=f"import random; {ANSWER}; return float(random.random() < 0.5)",
+        steps=10,
+        options={"tasks_per_step": 32, "group_size": 2},
+        outcomes=("no gain",),
+        words=("No gain can be told from chance",),
+    ),
+    "a third of the tasks raises": Seeded(
+        "failed",
+        old=REWARD,
+        new=f"int(task['answer']) % 3 or {{}}['key']; {LONG}",
+        steps=8,
+        options=LARGE,
+        outcomes=("gained", "no gain"),
+        words=("KeyError: 'key'",),
+    ),
+    "right whatever it says": Seeded("all_right", old=REWARD, new=f"{ANSWER}; return 1.0"),
+    "tasks always or never solved": Seeded(
+        "too_easy_or_too_hard", old=REWARD, new=f"{ANSWER}; return float(task['answer'] > '5')"
+    ),
+    "a penalty for everything": Seeded("all_wrong", old=REWARD, new=f"{ANSWER}; return -1.0"),
+    "calls that are refused": Seeded(
+        "failed", old="max_tokens=MOST_TOKENS", new="max_tokens=MOST_TOKENS, logit_bias={'1': 1}", words=("logit_bias",)
+    ),
+    "calls that are refused, and the error swallowed": Seeded(
+        "model_calls_failed",
+        old=REWARD,
+        new=f"import openai\n    try:\n        {LONG}\n    except openai.OpenAIError:\n        return 0.0\n\n\n"
+        "MOST_TOKENS = -1",
+    ),
+    "an agent_match of nobody": Seeded(
+        "no_model_calls", old=REWARD, new=ODD_LENGTH, options={"agent_match": "solver"}, words=("no call to train",)
+    ),
+    "rollouts too far ahead": Seeded(
+        "too_stale",
+        old=REWARD,
+        new=ODD_LENGTH,
+        steps=12,
+        options={"max_staleness": 4, "sampling": SampleSettings(max_staleness=0)},
+    ),
+    "a policy that is not called": Seeded(
+        "no_model_calls",
+        old=REWARD,
+        new=f"{SAY}return float(len(say('a')) % 2)",
+        model=PAIR,
+        words=("Policy 'b': In 48 of 48 rollouts",),
+        unsaid=("Policy 'a'",),
+    ),
+    "turns that all get nothing": Seeded(
+        "all_wrong",
+        old=REWARD,
+        new=f"{ANSWER}; {TURNS.format(first='0.0', second='0.0')}",
+        options={"sampling": SampleSettings(credit="turn")},
+    ),
+    "an engine that is killed": Seeded(
+        None,
+        old=REWARD,
+        new=LONG,
+        steps=30,
+        kill_after=300,
+        options=LARGE,
+        outcomes=("unknown", "gained", "no gain"),
+        words=("The run failed: EngineError: The engine's process",),
+    ),
+    "validation tasks that raise": Seeded(
+        "failed",
+        old=REWARD,
+        new=f"task['answer'] == task['question'] or task.get('split') or {{}}['split']; {LONG}",
+        validation=12,
+        words=("KeyError: 'split'",),
+    ),
+    "too few validation tasks": Seeded(
+        None,
+        old=REWARD,
+        new=ODD_LENGTH,
+        steps=10,
+        validation=3,
+        options=LARGE,
+        outcomes=("no gain",),
+        words=("No gain can be told from chance", "Validate on more than 3 tasks"),
+    ),
+    "one answer to everything": Seeded(
+        "collapsed",
+        old=REWARD,
+        new=f"said = {ANSWER}; return float(said == '7') if int(task['answer']) % 2 else 0.1 * float(said == '7')",
+        steps=30,
+        options={**LARGE, "learning": LearnerSettings(learning_rate=1e-3)},
+        outcomes=("gained", "no gain"),
+    ),
+    "wrong, and stopped": Seeded(
+        "all_wrong", old="== expected", new='== expected + "."', steps=30, stop_after=100, unsaid=("The run failed",)
+    ),
+    "a loophole": Seeded(
+        "reward_hacking",
+        old=REWARD,
+        new=f"import agentlightning as agl; said = {ANSWER}; agl.emit_reward({{'length': min(len(said), 6) / 6, "
+        "'short': float(len(said) < 4)}, primary_key='length')",
+        steps=16,
+        options={
+            **LARGE,
+            "sentinel": Sentinel(reward="short"),
+            "learning": LearnerSettings(learning_rate=2e-4),
+        },
+        outcomes=("gained",),
+        words=("in the trained reward only",),
+    ),
 }
 
 
-ENDS_IN_SEVEN: Final = f"return float({ANSWER}.endswith('7'))"
-LONG: Final = f"return min(len({ANSWER}), 3) / 3"
 HEALTHY: Final[Mapping[str, Seeded]] = {
     **{
         f"sums, seed {seed}": Seeded(None, steps=30, options={**LARGE, "seed": seed, "target_reward": 0.8})
@@ -123,7 +255,7 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
     },
     **{
         f"numbers that end in 7, seed {seed}": Seeded(
-            None, old=REWARD, new=ENDS_IN_SEVEN, steps=16, options={**LARGE, "seed": seed}
+            None, old=REWARD, new=ENDS_IN_SEVEN, steps=24, options={**LARGE, "seed": seed}
         )
         for seed in (4, 5, 6)
     },
@@ -141,6 +273,66 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         f"long answers, seed {seed}": Seeded(None, old=REWARD, new=LONG, steps=10, options={**LARGE, "seed": seed})
         for seed in (9, 10)
     },
+    "long answers, validated": Seeded(None, old=REWARD, new=LONG, steps=10, validation=32, options=LARGE),
+    "long answers, stopped": Seeded(None, old=REWARD, new=LONG, steps=60, stop_after=560, options=LARGE),
+    "long answers, validated and stopped": Seeded(
+        None,
+        old=REWARD,
+        new=LONG,
+        steps=60,
+        validation=32,
+        stop_after=64 + 520,
+        options=LARGE,
+        words=("baseline",),
+        unsaid=("failed",),
+    ),
+    "long answers, stopped at once": Seeded(
+        "few_steps",
+        old=REWARD,
+        new=LONG,
+        steps=60,
+        validation=32,
+        stop_after=64 + 100,
+        options=LARGE,
+        outcomes=("unknown",),
+        unsaid=("failed", "Nothing was gained"),
+    ),
+    "two policies": Seeded(
+        None,
+        old=REWARD,
+        new=f"{SAY}return (min(len(say('a')), 3) + min(len(say('b')), 3)) / 6",
+        steps=12,
+        model=PAIR,
+        options=LARGE,
+    ),
+    "rewards of turns": Seeded(
+        None,
+        old=REWARD,
+        new=TURNS.format(first=f"min(len({ANSWER}), 3) / 3", second=f"min(len({ANSWER}), 3) / 3"),
+        steps=12,
+        options={**LARGE, "sampling": SampleSettings(credit="turn")},
+        words=("A reward is the return",),
+    ),
+    "a smoke test of two steps": Seeded(
+        "few_steps",
+        old=REWARD,
+        new=LONG,
+        options=LARGE,
+        outcomes=("unknown",),
+        words=("Too short to say",),
+        unsaid=BLAMING,
+    ),
+    "a gain too small to be told": Seeded(
+        None,
+        old=REWARD,
+        new=LONG,
+        steps=7,
+        options={"learning": LearnerSettings(learning_rate=2e-5)},
+        outcomes=("no gain",),
+        words=("No gain can be told from chance",),
+        unsaid=BLAMING,
+    ),
+    "the best of several tries": Seeded(None, BEST_OF_N, steps=8, outcomes=("gained", "no gain")),
 }
 """Trainings in which nothing is wrong."""
 
@@ -149,19 +341,41 @@ def trained(fault: Seeded, store: agl.LightningStore | None = None) -> dict[str,
     """The verdict in the summary of a training with the fault."""
     store = agl.InMemoryLightningStore() if store is None else store
     agent = _module(fault)
-    algorithm: agl.Algorithm
+    algorithm: Any
+    held_out = None
     if fault.example == CALC:
-        algorithm = GRPO("tiny", steps=fault.steps, **{"tasks_per_step": 4, "group_size": 6, **fault.options})
-        function, data = agent.solve, _module(Seeded(None, "calc_x/tasks.py")).tasks(fault.tasks, held_out=False)
+        algorithm = GRPO(fault.model, steps=fault.steps, **{"tasks_per_step": 4, "group_size": 6, **fault.options})
+        tasks = _module(Seeded(None, "calc_x/tasks.py")).tasks
+        function, data = agent.solve, tasks(fault.tasks, held_out=False)
+        held_out = tasks(fault.validation, held_out=True) if fault.validation else None
     else:
         algorithm, function, data = agent.BestOfN(n=4, steps=fault.steps), agent.convert, [1.0, 2.0, 3.0, 4.0]
     runner = {"type": "agentlightning.LitAgentRunner", "max_concurrency": 24}
     trainer = agl.Trainer(algorithm=algorithm, store=store, strategy="shm", runner=runner, progress="off")
-    with contextlib.suppress(TrainingError):  # with which a training ends that cannot learn; its verdict says why
-        trainer.fit(function, data)
+    if fault.stop_after is not None:
+        function = _interrupted(function, fault.stop_after, trainer.stop)
+    elif fault.kill_after is not None:
+        function = _interrupted(
+            function, fault.kill_after, lambda: os.kill(algorithm.policies[0].engine.process_id, signal.SIGKILL)
+        )
+    with contextlib.suppress(AgentLightningError):  # with which a training ends that cannot learn; its verdict says why
+        trainer.fit(function, data, held_out)
     (run,) = asyncio.run(store.query_runs())
     verdict: dict[str, Any] = run.summary["verdict"]
     return verdict
+
+
+def _interrupted(function: Callable[[Any], Any], after: int, interrupt: Callable[[], None]) -> Callable[[Any], Any]:
+    """The agent, which in its rollout after so many interrupts the training, from a thread of its own."""
+    rollouts = itertools.count()
+
+    @functools.wraps(function)
+    def agent(task: Any) -> Any:
+        if next(rollouts) == after:
+            threading.Thread(target=interrupt).start()
+        return function(task)
+
+    return agent
 
 
 def _module(fault: Seeded) -> Any:

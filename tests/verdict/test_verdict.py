@@ -103,7 +103,7 @@ FAULTS = {
     "one step goes too far": Fault("learning_rate_too_high", "changed by 2.50 nats", points=curve(kl=[0.01, 2.5])),
     "steps too small": Fault("learning_rate_too_low", "did not change", points=curve(kl=[1e-9] * 6)),
     "one task alone": Fault("one_task", "have the same task", [MIXED] * 5, [learned()] * 6, {"task": "the same"}),
-    "too few steps": Fault("few_steps", "Only 2 steps", points=[learned()] * 2),
+    "too few steps": Fault("few_steps", "2 steps of learning", points=[learned()] * 2),
 }
 
 
@@ -401,7 +401,7 @@ async def test_counts_of_all_groups_are_said_where_they_are_known(monkeypatch: p
 
 async def test_two_steps_are_too_short_to_say() -> None:
     found = await judged(FAULTS["too few steps"])
-    assert (found.outcome, found.sentence[:37]) == ("unknown", "Too short to say what was gained: Onl")
+    assert (found.outcome, found.sentence[:37]) == ("unknown", "Too short to say what was gained: 2 s")
 
 
 async def test_two_rollouts_that_failed_are_named_with_their_error() -> None:

@@ -116,14 +116,13 @@ class Evidence:
     @property
     def error(self) -> str | None:
         """With what the run failed, in one line; None if it did not."""
-        text = str(self.run.summary.get("error") or "") if self.run.status == "failed" else ""
-        text = _TRACEBACK.sub("", text)
+        text = _TRACEBACK.sub("", str(self.run.summary.get("error") or "")) if self.run.status == "failed" else ""
         return " ".join(text.partition("\n\n")[0].split())[:LONGEST_ERROR] or None
 
     @property
     def sample_words(self) -> str:
         """Says of a count of rollouts that it is not of all."""
-        return f" (a sample: the newest {len(self.rollouts)} rollouts)" if self.is_sample else ""
+        return " (a sample, the newest)" if self.is_sample else ""
 
     @property
     def training(self) -> list[RolloutEvidence]:
@@ -184,9 +183,8 @@ async def rollouts_of(store: LightningStore, run: Run) -> AsyncIterator[Attempte
     """The rollouts of a run, newest first: those that name it or, if none does, those of its time that name no run."""
     names = [run.run_id, *filter(None, [run.metadata.get("trainer_run_id")])]
     is_named = (await store.query_rollouts(run_id_in=names, limit=0)).total > 0
-    own: dict[str, Any] = {"start_time_min": run.start_time, "start_time_max": run.end_time}
-    if is_named:
-        own = {"run_id_in": names}
+    of_its_time = {"start_time_min": run.start_time, "start_time_max": run.end_time}
+    own: dict[str, Any] = {"run_id_in": names} if is_named else of_its_time
     offset = 0
     while True:
         page = await store.query_rollouts(

@@ -131,8 +131,8 @@ def collapsed_late(evidence: Evidence) -> Finding | None:
 def same_rewards(evidence: Evidence) -> Finding | None:
     """Prompts that all get one reward cannot be told apart; of the seed alone nothing is said."""
     rewards = [one.reward for one in evidence.rollouts if one.reward is not None and one.has_reward]
-    tried = [one for one in evidence.optimisation.get("candidates", ()) if one["fate"] not in ("seed", "rejected")]
-    if not tried or len(rewards) < 2 * LEAST_ROLLOUTS or len(set(rewards)) > 1:
+    fates = {one["fate"] for one in evidence.optimisation.get("candidates", ())}
+    if not fates - {"seed", "rejected"} or len(rewards) < 2 * LEAST_ROLLOUTS or len(set(rewards)) > 1:
         return None
     name, advice = "constant_reward", "Look into the reward: it does not depend on the answer."
     if rewards[0] <= 0:
@@ -269,11 +269,12 @@ def few_steps(evidence: Evidence) -> Finding | None:
     learned = evidence.steps_learned
     if not 0 < learned < FEW_STEPS:
         return None
-    is_cut_short, steps = len(evidence.points) < (evidence.setting("steps") or 0), more(evidence, "steps")
+    is_cut_short = len(evidence.points) < (evidence.setting("steps") or 0)
     return Finding(
         "few_steps",
         f"Only {counted(learned, 'step')} taught the model something.",
-        f"{'Let it run to its end' if is_cut_short else f'Train longer ({steps})'}; tens of steps are usual.",
+        ("Let it run to its end" if is_cut_short else f"Train longer ({more(evidence, 'steps')})")
+        + "; tens of steps are usual.",
         {"steps": learned},
     )
 

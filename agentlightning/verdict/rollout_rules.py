@@ -58,8 +58,8 @@ def share(count: int, total: int) -> float:
 
 
 def _most_frequent(texts: Iterable[str | None]) -> str:
-    counts = Counter(text for text in texts if text)
-    return counts.most_common(1)[0][0] if counts else "no reason was recorded"
+    counts = Counter(text.rstrip(".") for text in texts if text)
+    return f"{counts.most_common(1)[0][0]}." if counts else "no reason was recorded."
 
 
 # ---------------------------------------------------------------------- rollouts that do not run
@@ -72,13 +72,11 @@ def nothing_ran(evidence: Evidence) -> Finding | None:
         return None
     said = f"{waiting} rollouts wait in the queue" if waiting else "no rollout was sent"
     advice = (
-        "See that the data set is not empty, and that an algorithm of your own enqueues rollouts and waits for them "
-        "(`store.wait_for_rollouts`)."
+        "Start runners (n_runners of the Trainer, or `agl runner`), or let the algorithm wait for its rollouts."
+        if waiting
+        else "See that the data set is not empty, and that an algorithm of your own enqueues rollouts and waits for "
+        "them (`store.wait_for_rollouts`)."
     )
-    if waiting:
-        advice = (
-            "Start runners (n_runners of the Trainer, or `agl runner`), or let the algorithm wait for its rollouts."
-        )
     finished = f"Only {done} of {waiting + done} rollouts were" if done else "No rollout was"
     return Finding("nothing_ran", f"{finished} finished: {said}.", advice, {"waiting": waiting})
 

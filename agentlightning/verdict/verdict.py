@@ -85,41 +85,42 @@ def verdict_of(evidence: Evidence) -> Verdict:
     cause = findings[0].sentence if findings else ""
     if verdict.gain is not None:
         said += f" Until then: {verdict.sentence}"
-    elif (cause.partition(QUOTING)[2] or cause) not in evidence.error:
+    elif (cause.partition(QUOTING)[2].rstrip(".") or cause) not in evidence.error:
         said += f" {cause}"
     return replace(verdict, sentence=said, findings=findings)
 
 
 def _of_groups(evidence: Evidence, findings: list[Finding]) -> Verdict:
-    """A run that gained has no cause, only things worth a word."""
-    gain = _gain(evidence)
-    more = f"{_besides(evidence, gain)}{_not_validated(evidence)}"
-    if gain is not None and gain.outcome == "gained":
-        harmless = ("few_steps", "one_task") if gain.unit.startswith(VALIDATION_TASKS) else ("few_steps",)
-        findings = [finding for finding in findings if finding.name not in harmless]
-        doubts = [one for one in findings if one.name in ("reward_hacking", "collapsed")]
-        limit = " in the trained reward only" if any(one.name == "reward_hacking" for one in doubts) else ""
-        said = " ".join([f"Gained {gain}{limit}.{more}", *(one.sentence for one in doubts)])
-        return Verdict("gained", said, gain, tuple(findings))
+    """A run that gained has no cause, only things worth a word; one that learned may have gained and not shown it."""
+    gain, steps = _gain(evidence), len(evidence.series("reward/mean"))
+    outcome: Outcome = "unknown" if gain is None else gain.outcome
+    is_validated = gain is not None and gain.unit.startswith(VALIDATION_TASKS)
+    more, measured = _besides(evidence, gain), f" ({gain})" if gain is not None else ""
     cause = f" {findings[0].sentence}" if findings else ""
-    if gain is not None and gain.outcome == "lost":
-        return Verdict("lost", f"Lost {gain}.{more}{cause}", gain, tuple(findings))
-    measured, steps = f" ({gain})" if gain is not None else "", len(evidence.series("reward/mean"))
     learned = evidence.steps_learned if evidence.is_training else 0 if findings else steps
-    if 0 < learned <= steps < LEAST_STEPS:
-        said = f"Too short to say what was gained{measured}: {counted(learned, 'step')} of learning.{more}"
+    if outcome == "gained":
+        harmless = ("few_steps", "one_task") if is_validated else ("few_steps",)
+        findings = [finding for finding in findings if finding.name not in harmless]
+        doubts = {one.name: one.sentence for one in findings if one.name in ("failed", "reward_hacking", "collapsed")}
+        limit = " in the trained reward only" if "reward_hacking" in doubts else ""
+        said = " ".join([f"Gained {gain}{limit}.{more}", *doubts.values()])
+    elif outcome == "lost":
+        said = f"Lost {gain}.{more}{cause}"
+    elif 0 < learned <= steps < LEAST_STEPS:
         is_new = findings and findings[0].name != "few_steps"
-        return Verdict("unknown", f"{said}{cause if is_new else ''}", gain, tuple(findings))
-    if findings and evidence.is_training and not learned:
-        return Verdict("no gain", f"Nothing was gained{measured}:{cause}{more}", gain, tuple(findings))
-    if gain is not None:
-        tasks = f"Validate on more than {gain.n} tasks" if gain.unit.startswith(VALIDATION_TASKS) else "Validate"
-        said = f"No gain can be told from chance{measured}.{more}{cause or f' {tasks}, or train longer.'}"
-        return Verdict("no gain", said, gain, tuple(findings))
-    if findings:
-        return Verdict("unknown", cause.strip(), None, tuple(findings))
-    said = f"{_of_trial(evidence, []).sentence} No step has a reward/mean, so what was gained cannot be told."
-    return Verdict("unknown", said, None, ())
+        said = f"Too short to say what was gained{measured}: {counted(learned, 'step')} of learning.{more}"
+        outcome, said = "unknown", f"{said}{cause if is_new else ''}"
+    elif findings and evidence.is_training and not learned:
+        outcome, said = "no gain", f"Nothing was gained{measured}:{cause}{more}"
+    elif gain is not None:
+        is_cut_short = "validation_before" in evidence.run.summary  # otherwise it was validated at its end too
+        advice = "Let it run to its end, where it is validated" if is_cut_short else "Give tasks to validate on"
+        advice = f"Validate on more than {gain.n} tasks" if is_validated else advice
+        said = f"No gain can be told from chance{measured}.{more}{cause or f' {advice}, or train longer.'}"
+    else:
+        reward = _of_trial(evidence, []).sentence
+        said = cause.strip() or f"{reward} No step has a reward/mean, so what was gained cannot be told."
+    return Verdict(outcome, said, gain, tuple(findings))
 
 
 def _gain(evidence: Evidence) -> Gain | None:
@@ -191,20 +192,16 @@ def _training_gain(evidence: Evidence) -> Gain | None:
 
 
 def _besides(evidence: Evidence, gain: Gain | None) -> str:
-    """The other of two measurements, and what rewards are where they are not those of the agent."""
-    others = [f" Besides: {one}." for one in _paired(evidence).values() if one != gain]
-    kind = evidence.run.summary.get("reward_kind")
-    return "".join([*others, f" A reward is the {kind}." if kind else ""])
-
-
-def _not_validated(evidence: Evidence) -> str:
-    """What can be said of a run that was validated before it trained, and not after."""
-    before, rewards = evidence.run.summary.get("validation_before"), evidence.series("reward/mean")
-    if not isinstance(before, Mapping) or len(rewards) < LEAST_STEPS or "validation_after" in evidence.run.summary:
-        return ""
-    is_greedy = evidence.setting("validation_temperature") == 0
-    how = f"{before['mean']:.3f} on {before['n']} tasks{', validated greedily' if is_greedy else ''}"
-    return f" Reward of the last steps {fmean(_ends_of(rewards)[1]):.3f}, baseline {how}; not validated at the end."
+    """The other of two measurements, the baseline of a run that was not validated after it, and what rewards are."""
+    summary, rewards = evidence.run.summary, evidence.series("reward/mean")
+    said = "".join(f" Besides: {one}." for one in _paired(evidence).values() if one != gain)
+    sampled, is_greedy = summary.get("validation_before_sampled"), evidence.setting("validation_temperature") == 0
+    before = sampled or summary.get("validation_before")
+    if isinstance(before, Mapping) and len(rewards) >= LEAST_STEPS and "validation_after" not in summary:
+        how = ", sampled as in training" if sampled else ", validated greedily" if is_greedy else ""
+        said += f" Reward of the last steps {fmean(_ends_of(rewards)[1]):.3f}, baseline {before['mean']:.3f} on "
+        said += f"{before['n']} tasks{how}; not validated at the end."
+    return f"{said} A reward is the {kind}." if (kind := summary.get("reward_kind")) else said
 
 
 def _of_examples(evidence: Evidence, findings: list[Finding]) -> Verdict:
@@ -245,10 +242,12 @@ def _of_prompts(evidence: Evidence, findings: list[Finding]) -> Verdict:
             said += f" About {needed:,} validation tasks would decide it."
     else:
         candidates = [one for one in found.get("candidates", ()) if one["fate"] != "seed"]
-        rejected = [str(one["reason"]) for one in candidates if one["fate"] == "rejected"]
-        said = f"The seed is still the best prompt: of {len(candidates)} candidates none came to be compared with it."
+        rejected = [one["reason"] for one in candidates if one["fate"] == "rejected"]
+        is_over = "best_version" in found and evidence.run.status != "stopped"
+        said = "The seed is still the best prompt" if is_over else "It ended before it could say what was gained"
+        said += f": of {counted(len(candidates), 'candidate')} none came to be compared with the seed."
         said += f" {len(rejected)} were rejected, the first because {rejected[0]}." if rejected else ""
-        outcome = "no gain" if "best_version" in found else "unknown"
+        outcome = "no gain" if is_over else "unknown"
     return Verdict(outcome, f"{said}{more}", gain, tuple(findings))
 
 

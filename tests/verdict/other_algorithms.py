@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from tests.algorithm.prompts.climbing import climb, evolve
 from tests.algorithm.prompts.world import SEED, WORDS, Optimiser, Writer, rendered
 from tests.simulated_model.server import MODEL, SimulatedModel
 from tests.verdict.real_run import BLAMING, RealRun
+from tests.verdict.seeded import interrupted
 
 BEAM: Final[Mapping[str, Any]] = {
     "gradient_batch_size": 2,
@@ -63,12 +65,19 @@ def fitted(
     *,
     dev: bool = False,
     store: agl.LightningStore | None = None,
+    stop_after: int | None = None,
     **options: Any,
 ) -> agl.LightningStore:
-    """The store after a `fit` or a `dev`, with everything in this process; the verdict says why one failed."""
+    """The store after a `fit` or a `dev`, with everything in this process; the verdict says why one failed.
+
+    Args:
+        stop_after: Rollouts after which somebody stops the run.
+    """
     store = agl.InMemoryLightningStore() if store is None else store
     strategy = agl.SharedMemoryExecutionStrategy(n_runners=4, main_thread="algorithm")
     trainer = agl.Trainer(algorithm=algorithm, store=store, strategy=strategy, progress="off", **options)
+    if stop_after is not None:
+        agent.rollout = interrupted(agent.rollout, stop_after, trainer.stop)
     with contextlib.suppress(AgentLightningError, openai.OpenAIError):
         trainer.dev(agent, train) if dev else trainer.fit(agent, train, val)
     return store
@@ -90,11 +99,13 @@ class Asking(agl.LitAgent[str]):
         return 1 / (1 + len(reply.choices[0].message.content or ""))
 
 
-def tuned(tasks: Any = EXPRESSIONS, val: Any = None, *, rate: float = 5e-4, **options: Any) -> agl.LightningStore:
+def tuned(
+    tasks: Any = EXPRESSIONS, val: Any = None, *, rate: float = 5e-4, stop_after: int | None = None, **options: Any
+) -> agl.LightningStore:
     """The best of a few tries at each task, learned for a few epochs."""
     settings: dict[str, Any] = {"best_of": 4, "fitting": FittingSettings(epochs=6, batch_size=8)}
     algorithm = SFT("tiny", **{**settings, "learning": LearnerSettings(learning_rate=rate), **options})
-    return fitted(algorithm, Asking(), tasks, val)
+    return fitted(algorithm, Asking(), tasks, val, stop_after=stop_after)
 
 
 def tuned_without_ids() -> agl.LightningStore:
@@ -110,6 +121,18 @@ def tuned_without_ids() -> agl.LightningStore:
     return fitted(SFT("tiny"), agent, None, store=store)
 
 
+def adapted() -> agl.LightningStore:
+    """GRPO with adapters of low rank, on a small random Llama that learns to say a word."""
+    from tests.algorithm.grpo.test_hf_loop import LORA, NOWHERE, trained
+    from tests.engine.small_llama import save_small_llama, word_tokenizer
+
+    folder = Path(tempfile.mkdtemp(prefix="agl-verdicts-"))
+    base = save_small_llama(folder / "llama", word_tokenizer(), initializer_range=0.1)
+    with openai.OpenAI(api_key="none", base_url=NOWHERE, max_retries=0) as client:
+        _, trainer = trained(base, folder, client, lora=LORA, learning=LearnerSettings(learning_rate=2e-2, threads=1))
+    return trainer.store
+
+
 # ---------------------------------------------------------------------- prompts
 
 
@@ -119,6 +142,14 @@ class Words(agl.LitAgent[int]):
     def rollout(self, task: int, resources: Any, rollout: Any) -> float:
         said = sum(word in resources["prompt"].template for word in WORDS)
         return float({number: number % len(WORDS) for number in range(200)}[task] < said)
+
+
+class Slow(Words):
+    """Takes long enough to be stopped in time."""
+
+    def rollout(self, task: int, resources: Any, rollout: Any) -> float:
+        time.sleep(0.02)
+        return super().rollout(task, resources, rollout)
 
 
 class Content(Words):
@@ -145,21 +176,22 @@ class Dead:
 
 
 def searched(
-    client: Any, agent: agl.LitAgent[int] | None = None, *, train: int = 40, val: int = 60, offset: int = 0
+    client: Any, agent: agl.LitAgent[int] | None = None, *, val: int = 60, offset: int = 0, **options: Any
 ) -> agl.LightningStore:
     """The prompt of the small world, searched by APO."""
-    tasks, held_out = [number + offset for number in range(train)], [number + offset for number in range(val)]
+    tasks, held_out = [number + offset for number in range(40)], [number + offset for number in range(val)]
+    options["initial_resources"] = {"prompt": SEED}
     with patch.object(apo_module.poml, "poml", rendered):
-        return fitted(APO(client, **BEAM), agent or Words(), tasks, held_out, initial_resources={"prompt": SEED})
+        return fitted(APO(client, **BEAM), agent or Words(), tasks, held_out, **options)
 
 
 def evolved(
-    model: Any, agent: agl.LitAgent[int] | None = None, *, val: int = 60, offset: int = 0
+    model: Any, agent: agl.LitAgent[int] | None = None, *, val: int = 60, offset: int = 0, **options: Any
 ) -> agl.LightningStore:
     """The prompt of the small world, evolved by GEPA."""
     tasks, held_out = [number + offset for number in range(40)], [number + offset for number in range(val)]
-    gepa = GEPA(model, iterations=4)
-    return fitted(gepa, agent or Words(), tasks, held_out, initial_resources={"prompt": SEED})
+    options["initial_resources"] = {"prompt": SEED}
+    return fitted(GEPA(model, iterations=4), agent or Words(), tasks, held_out, **options)
 
 
 def dead_model(question: str) -> str:
@@ -278,6 +310,25 @@ HEALTHY: Final[Mapping[str, Made]] = {
     "SFT, validated": Made(None, lambda: tuned(val=EXPRESSIONS)),
     "SFT, not validated": Made(
         None, tuned, outcomes=("unknown",), words=("loss on held-out rollouts fell",), unsaid=BLAMING
+    ),
+    "SFT, stopped": Made(
+        None, lambda: tuned(stop_after=40), outcomes=("unknown",), unsaid=BLAMING, words=("The reward is",)
+    ),
+    "GRPO with LoRA": Made(None, adapted),
+    "APO, stopped": Made(
+        None,
+        lambda: searched(Optimiser(), Slow(), stop_after=150),
+        outcomes=("gained", "unknown", "no gain"),
+        unsaid=BLAMING,
+    ),
+    "APO, stopped at once": Made(
+        None, lambda: searched(Optimiser(), Slow(), stop_after=10), outcomes=("unknown",), words=("of 0 candidates",)
+    ),
+    "GEPA, stopped": Made(
+        None,
+        lambda: evolved(Writer(), Slow(), stop_after=60),
+        outcomes=("gained", "unknown", "no gain"),
+        unsaid=BLAMING,
     ),
     "APO on the simulated model": Made(None, lambda: climb(1).store),
     "GEPA on the simulated model": Made(None, lambda: evolve(1).store),

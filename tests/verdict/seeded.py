@@ -146,6 +146,13 @@ FAULTS: Final[Mapping[str, Seeded]] = {
         outcomes=("no gain",),
         words=("No gain can be told from chance",),
     ),
+    "an engine that is killed at once": Seeded(
+        None,
+        steps=30,
+        kill_after=10,
+        outcomes=("unknown", "no gain"),
+        words=("The run failed: EngineError: The engine's process",),
+    ),
     "a third of the tasks raises": Seeded(
         "failed",
         old=REWARD,
@@ -297,6 +304,20 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         outcomes=("unknown",),
         unsaid=("failed", "Nothing was gained"),
     ),
+    **{
+        f"long answers, {policy}, {end}": Seeded(
+            None,
+            old=REWARD,
+            new=LONG,
+            steps=20 if end == "validated" else 60,
+            validation=32,
+            stop_after=None if end == "validated" else 64 + 1280,
+            options={**LARGE, "learning": LearnerSettings(minibatches=minibatches), "max_staleness": ahead},
+            unsaid=("failed",),
+        )
+        for policy, minibatches, ahead in (("on-policy", 1, 0), ("off-policy", 2, 1))
+        for end in ("validated", "stopped")
+    },
     "two policies": Seeded(
         None,
         old=REWARD,
@@ -353,9 +374,9 @@ def trained(fault: Seeded, store: agl.LightningStore | None = None) -> dict[str,
     runner = {"type": "agentlightning.LitAgentRunner", "max_concurrency": 24}
     trainer = agl.Trainer(algorithm=algorithm, store=store, strategy="shm", runner=runner, progress="off")
     if fault.stop_after is not None:
-        function = _interrupted(function, fault.stop_after, trainer.stop)
+        function = interrupted(function, fault.stop_after, trainer.stop)
     elif fault.kill_after is not None:
-        function = _interrupted(
+        function = interrupted(
             function, fault.kill_after, lambda: os.kill(algorithm.policies[0].engine.process_id, signal.SIGKILL)
         )
     with contextlib.suppress(AgentLightningError):  # with which a training ends that cannot learn; its verdict says why
@@ -365,15 +386,15 @@ def trained(fault: Seeded, store: agl.LightningStore | None = None) -> dict[str,
     return verdict
 
 
-def _interrupted(function: Callable[[Any], Any], after: int, interrupt: Callable[[], None]) -> Callable[[Any], Any]:
+def interrupted(function: Callable[..., Any], after: int, interrupt: Callable[[], None]) -> Callable[..., Any]:
     """The agent, which in its rollout after so many interrupts the training, from a thread of its own."""
     rollouts = itertools.count()
 
     @functools.wraps(function)
-    def agent(task: Any) -> Any:
+    def agent(*args: Any) -> Any:
         if next(rollouts) == after:
             threading.Thread(target=interrupt).start()
-        return function(task)
+        return function(*args)
 
     return agent
 

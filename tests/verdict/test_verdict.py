@@ -389,7 +389,7 @@ async def test_one_answer_is_no_collapse_where_it_is_right_or_was_there_before(f
 
 async def test_a_sample_of_the_rollouts_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentlightning.verdict.evidence.NEWEST_ROLLOUTS", 8)
-    assert "of 2 groups (a sample: the newest 8 rollouts) all" in (await judged(FAULTS["all wrong"])).sentence
+    assert "of 2 groups (a sample, the newest) all" in (await judged(FAULTS["all wrong"])).sentence
 
 
 async def test_counts_of_all_groups_are_said_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +406,7 @@ async def test_two_steps_are_too_short_to_say() -> None:
 
 async def test_two_rollouts_that_failed_are_named_with_their_error() -> None:
     found = await judged(Fault("", groups=[[None] * 2], options={"status": "failed", "error": "KeyError: 'q'"}))
-    assert found.sentence == "2 of 2 rollouts failed, most often with: KeyError: 'q'"
+    assert found.sentence == "2 of 2 rollouts failed, most often with: KeyError: 'q'."
 
 
 async def test_of_two_policies_the_one_with_the_fault_is_named() -> None:

@@ -39,16 +39,14 @@ def main() -> int:
                 continue
             started = time.perf_counter()
             verdict = run.judged()
-            errors = run.errors(verdict)
+            errors = run.errors(verdict, is_healthy=kind == "healthy")
             total[kind] += 1
             right[kind] += not errors
             found = next((finding["name"] for finding in verdict["findings"]), "none")
             seconds = f"{time.perf_counter() - started:.1f}"
             table.add_row(name, found, "; ".join(errors), seconds, f"{verdict['outcome']}: {verdict['sentence']}")
-            print(
-                f"{'MISS' if errors else 'ok  '} {name} ({'; '.join(errors) or found}): {verdict['sentence']}",
-                flush=True,
-            )
+            how = f"MISS {name} ({'; '.join(errors)})" if errors else f"ok   {name} ({found})"
+            print(f"{how}: {verdict['sentence']}", flush=True)
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     counts = ", ".join(f"{right[kind]} of {total[kind]} {kind}" for kind in total)
     print(f"Right: {counts}; {time.perf_counter() - began:.0f} s.")

@@ -48,8 +48,8 @@ def no_variance(evidence: Evidence) -> Finding | None:
     said = f"In {len(same)} of {len(groups)} groups{evidence.sample_words} all rewards are the same"
     if total:
         said = f"In {counted:g} of {total:g} groups all rewards are the same"
-    if lowest < highest and values == {highest}:
-        return None  # solved, after it was not
+    if lowest < highest and {group[0].reward for group in same[: -(-len(same) * 3 // 4)]} == {highest}:
+        return None  # the newest are solved, after they were not
     if share(len(equal), len(groups)) >= NEARLY_ALL and not (values == {highest} and highest >= 1):
         return _equal_answers(evidence, said, figures)
     if len(values) > 1:

@@ -5,6 +5,7 @@ Agents call the tiny model, a simulated one, or none; optimisers of prompts are 
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import sys
@@ -32,7 +33,7 @@ from agentlightning.errors import AgentLightningError
 from tests.algorithm.prompts.climbing import climb, evolve
 from tests.algorithm.prompts.world import SEED, WORDS, Optimiser, Writer, rendered
 from tests.simulated_model.server import MODEL, SimulatedModel
-from tests.verdict.real_run import BLAMING, RealRun
+from tests.verdict.real_run import RealRun
 from tests.verdict.seeded import interrupted
 
 BEAM: Final[Mapping[str, Any]] = {
@@ -53,7 +54,8 @@ class Made(RealRun):
     make: Callable[[], agl.LightningStore]
 
     def judged(self) -> dict[str, Any]:
-        found, _ = asyncio.run(judged(self.make(), None))
+        with tempfile.TemporaryDirectory() as folder, patch.object(tempfile, "tempdir", folder):
+            found, _ = asyncio.run(judged(self.make(), None))
         return found
 
 
@@ -220,9 +222,13 @@ def evaluated(tasks: list[dict[str, int]]) -> agl.LightningStore:
     data.write_text("\n".join(map(json.dumps, tasks)), encoding="utf-8")
     module = types.ModuleType("agent_of_verdicts")
     module.solve = sum_is_right  # type: ignore[attr-defined] # a module made here
-    sys.modules[module.__name__] = module
-    with SimulatedModel() as model, patch.dict(os.environ, {"OPENAI_API_KEY": "any"}):
-        given = ["--model", MODEL, "--agent", "agent_of_verdicts:solve", "--data", str(data), "--store", str(kept)]
+    given = ["--model", MODEL, "--agent", "agent_of_verdicts:solve", "--data", str(data), "--store", str(kept)]
+    with (
+        SimulatedModel() as model,
+        patch.dict(os.environ, {"OPENAI_API_KEY": "any"}),
+        patch.dict(sys.modules, {module.__name__: module}),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         command_line(["eval", model.url, *given])
     return agl.SqliteLightningStore(str(kept))
 
@@ -308,18 +314,13 @@ FAULTS: Final[Mapping[str, Made]] = {
 }
 HEALTHY: Final[Mapping[str, Made]] = {
     "SFT, validated": Made(None, lambda: tuned(val=EXPRESSIONS)),
-    "SFT, not validated": Made(
-        None, tuned, outcomes=("unknown",), words=("loss on held-out rollouts fell",), unsaid=BLAMING
-    ),
-    "SFT, stopped": Made(
-        None, lambda: tuned(stop_after=40), outcomes=("unknown",), unsaid=BLAMING, words=("The reward is",)
-    ),
+    "SFT, not validated": Made(None, tuned, outcomes=("unknown",), words=("loss on held-out rollouts fell",)),
+    "SFT, stopped": Made(None, lambda: tuned(stop_after=40), outcomes=("unknown",), words=("The reward is",)),
     "GRPO with LoRA": Made(None, adapted),
     "APO, stopped": Made(
         None,
         lambda: searched(Optimiser(), Slow(), stop_after=150),
         outcomes=("gained", "unknown", "no gain"),
-        unsaid=BLAMING,
     ),
     "APO, stopped at once": Made(
         None, lambda: searched(Optimiser(), Slow(), stop_after=10), outcomes=("unknown",), words=("of 0 candidates",)
@@ -328,7 +329,6 @@ HEALTHY: Final[Mapping[str, Made]] = {
         None,
         lambda: evolved(Writer(), Slow(), stop_after=60),
         outcomes=("gained", "unknown", "no gain"),
-        unsaid=BLAMING,
     ),
     "APO on the simulated model": Made(None, lambda: climb(1).store),
     "GEPA on the simulated model": Made(None, lambda: evolve(1).store),
@@ -339,16 +339,12 @@ HEALTHY: Final[Mapping[str, Made]] = {
         lambda: fitted(None, sum_is_right, SUMS, dev=True),
         outcomes=("unknown",),
         words=("The reward is 0.583",),
-        unsaid=BLAMING,
     ),
-    "agl eval": Made(
-        None, lambda: evaluated(SUMS), outcomes=("unknown",), words=("The reward is 0.583",), unsaid=BLAMING
-    ),
+    "agl eval": Made(None, lambda: evaluated(SUMS), outcomes=("unknown",), words=("The reward is 0.583",)),
     "a function that sends and waits": Made(
         None,
         lambda: fitted(send_and_wait, sum_is_right, SUMS),
         outcomes=("unknown",),
         words=("The reward is 0.583",),
-        unsaid=BLAMING,
     ),
 }

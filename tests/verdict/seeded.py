@@ -22,7 +22,7 @@ import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPO, LearnerSettings, SampleSettings
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.errors import AgentLightningError
-from tests.verdict.real_run import BLAMING, RealRun
+from tests.verdict.real_run import RealRun
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 CALC: Final = "calc_x/calc_agent.py"
@@ -185,6 +185,7 @@ FAULTS: Final[Mapping[str, Seeded]] = {
         new=ODD_LENGTH,
         steps=12,
         options={"max_staleness": 4, "sampling": SampleSettings(max_staleness=0)},
+        outcomes=("gained", "no gain"),
     ),
     "a policy that is not called": Seeded(
         "no_model_calls",
@@ -291,7 +292,6 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         stop_after=64 + 520,
         options=LARGE,
         words=("baseline",),
-        unsaid=("failed",),
     ),
     "long answers, stopped at once": Seeded(
         "few_steps",
@@ -302,7 +302,6 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         stop_after=64 + 100,
         options=LARGE,
         outcomes=("unknown",),
-        unsaid=("failed", "Nothing was gained"),
     ),
     **{
         f"long answers, {policy}, {end}": Seeded(
@@ -313,7 +312,6 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
             validation=32,
             stop_after=None if end == "validated" else 64 + 1280,
             options={**LARGE, "learning": LearnerSettings(minibatches=minibatches), "max_staleness": ahead},
-            unsaid=("failed",),
         )
         for policy, minibatches, ahead in (("on-policy", 1, 0), ("off-policy", 2, 1))
         for end in ("validated", "stopped")
@@ -341,7 +339,6 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         options=LARGE,
         outcomes=("unknown",),
         words=("Too short to say",),
-        unsaid=BLAMING,
     ),
     "a gain too small to be told": Seeded(
         None,
@@ -351,7 +348,6 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         options={"learning": LearnerSettings(learning_rate=2e-5)},
         outcomes=("no gain",),
         words=("No gain can be told from chance",),
-        unsaid=BLAMING,
     ),
     "the best of several tries": Seeded(None, BEST_OF_N, steps=8, outcomes=("gained", "no gain")),
 }

@@ -95,6 +95,11 @@ async def test_an_error_is_told_once_and_without_its_traceback(error: str, said:
     assert found.sentence.endswith(said)
 
 
+async def test_tasks_that_are_solved_after_they_were_not_are_neither_too_easy_nor_too_hard() -> None:
+    fault = Fault("", groups=[[0.0] * 4, *[[1.0] * 4] * 7], points=curve(reward=[0.0, *[1.0] * 7]))
+    assert (await judged(fault)).findings == ()
+
+
 async def test_an_algorithm_that_does_not_wait_is_told_so() -> None:
     run = await Recorded().begin()
     await run.group([1.0] * 4)

@@ -98,6 +98,8 @@ def _of_groups(evidence: Evidence, findings: list[Finding]) -> Verdict:
     more, measured = _besides(evidence, gain), f" ({gain})" if gain is not None else ""
     cause = f" {findings[0].sentence}" if findings else ""
     learned = evidence.steps_learned if evidence.is_training else 0 if findings else steps
+    if evidence.policies == [""] and any(one.name == "learning_rate_too_low" for one in findings):
+        outcome, learned = "no gain", 0  # what a model gains or loses that did not change is chance
     if outcome == "gained":
         harmless = ("few_steps", "one_task") if is_validated else ("few_steps",)
         findings = [finding for finding in findings if finding.name not in harmless]

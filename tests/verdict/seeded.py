@@ -99,6 +99,7 @@ FAULTS: Final[Mapping[str, Seeded]] = {
         new=ODD_LENGTH,
         steps=8,
         options={"learning": LearnerSettings(learning_rate=1e-9)},
+        outcomes=("no gain",),
     ),
     **{
         f"steps too {size}, {policy}": Seeded(
@@ -107,6 +108,7 @@ FAULTS: Final[Mapping[str, Seeded]] = {
             new=ODD_LENGTH,
             steps=8,
             options={"learning": LearnerSettings(learning_rate=rate, minibatches=minibatches), "max_staleness": ahead},
+            outcomes=("no gain",) if size == "small" else ("no gain", "lost"),
         )
         for size, rate in (("small", 1e-9), ("large", 0.1))
         for policy, minibatches, ahead in (("on-policy", 1, 0), ("off-policy", 2, 2))
@@ -117,6 +119,7 @@ FAULTS: Final[Mapping[str, Seeded]] = {
         new=ODD_LENGTH,
         steps=8,
         options={"learning": LearnerSettings(learning_rate=0.0)},
+        outcomes=("no gain",),
     ),
     "no chance": Seeded("same_answers", old=REWARD, new=ODD_LENGTH, options={"temperature": 0.0}),
     "too few tokens, learned from": Seeded(

@@ -7,7 +7,7 @@ import pytest
 from agentlightning.algorithm.batches import Batches
 from agentlightning.verdict import Verdict, verdict_of_run
 from tests.verdict.recorded import Recorded, learned
-from tests.verdict.test_verdict import FAULTS, RISING, SAME, TOO_LOW, Fault, curve, judged, judged_with, recorded
+from tests.verdict.test_verdict import FAULTS, RISING, SAME, Fault, curve, judged, judged_with, recorded
 
 BASELINE = {"mean": 0.3, "low": 0.2, "high": 0.4, "n": 32}
 SAMPLED: dict[str, Any] = {"validation_before": {**BASELINE, "mean": 0.0}, "validation_before_sampled": BASELINE}
@@ -21,9 +21,17 @@ async def test_a_cause_is_no_reason_why_a_run_is_too_short() -> None:
 
 
 async def test_a_run_that_learned_is_not_told_that_nothing_was_gained() -> None:
-    found = await judged(Fault("", points=TOO_LOW))
+    found = await judged(
+        Fault("", points=curve(reward=[0.5] * 8), options={"task": "the same"}, groups=[[0.0, 1.0]] * 4)
+    )
     assert found.sentence.startswith("No gain can be told from chance (+0.000 [")
-    assert ")). In 8 steps the model did not change" in found.sentence
+    assert found.sentence.endswith(")). All 8 rollouts have the same task.")
+
+
+@pytest.mark.parametrize("rewards", [RISING, RISING[::-1]], ids=["rising", "falling"])
+async def test_a_model_that_did_not_change_has_neither_gained_nor_lost(rewards: list[float]) -> None:
+    found = await judged(Fault("", points=curve(reward=rewards, kl=[1e-9] * len(rewards))))
+    assert (found.outcome, found.sentence[:20]) == ("no gain", "Nothing was gained (")
 
 
 @pytest.mark.parametrize(

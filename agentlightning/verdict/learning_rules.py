@@ -18,6 +18,8 @@ RUNAWAY_ENTROPY: Final = 1.0
 """Nats a token by which entropy rises when a model falls apart."""
 RUNAWAY_KL: Final = 0.5
 """Nats a token between the model before and after one step."""
+FORGIVEN: Final = 4
+"""Times as much one step may change a model whose reward rises all the same."""
 STILL_KL: Final = 1e-7
 FEW_STEPS: Final = 5
 STILL_LOSS: Final = 1e-4
@@ -214,7 +216,8 @@ def learning_rate_too_high(evidence: Evidence) -> Finding | None:
             advice,
             {"entropy": max(entropies), "learning_rate": rate},
         )
-    if changes and max(changes) > RUNAWAY_KL:
+    rises = bool(rewards) and fmean(rewards[-3:]) > fmean(rewards[:3])
+    if changes and max(changes) > RUNAWAY_KL * (FORGIVEN if rises else 1):
         return Finding(
             "learning_rate_too_high",
             f"The model changed by {max(changes):.2f} nats a token in one step; 0.001 to 0.1 is usual.",

@@ -108,6 +108,12 @@ async def test_tasks_that_are_solved_after_they_were_not_are_neither_too_easy_no
     assert (await judged(fault)).findings == ()
 
 
+@pytest.mark.parametrize(("change", "findings"), [(0.8, []), (8.0, ["learning_rate_too_high"])])
+async def test_one_large_step_is_forgiven_while_the_reward_rises(change: float, findings: list[str]) -> None:
+    found = await judged(Fault("", points=curve(reward=RISING, kl=[0.01, change, *[0.01] * 6])))
+    assert [one.name for one in found.findings] == findings
+
+
 async def test_an_algorithm_that_does_not_wait_is_told_so() -> None:
     run = await Recorded().begin()
     await run.group([1.0] * 4)

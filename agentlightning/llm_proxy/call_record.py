@@ -9,7 +9,7 @@ sent and received. Both have the sequence id of their call.
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import orjson
@@ -29,8 +29,6 @@ ATTRIBUTE_PREFIX: Final = "agentlightning.proxy"
 Outcome = Literal["open", "answered", "failed", "cancelled", "refused"]
 """`cancelled`: the caller left before the end. `refused`: no backend was called."""
 
-_BODIES: Final = ("request", "sent", "response")
-_NOT_KEPT: Final = ("sent_json", "answer", "started_at")
 _RAW_FIELDS: Final = ("id", "model", "prompt_token_ids", "choices")
 _UNSET: Final = TraceStatus(status_code="UNSET")
 _RESOURCE: Final = OtelResource(attributes={"service.name": "agentlightning.llm_proxy"}, schema_url="")
@@ -99,23 +97,6 @@ class CallRecord:
     """Prompt and completion tokens, where the backend said."""
     started_at: float = field(default_factory=time.perf_counter, compare=False)
     """When the request came, for durations."""
-
-    def to_bytes(self) -> tuple[bytes, bytes, bytes, bytes]:
-        """The record as a header and its three bodies; what can be read again from these is left out."""
-        header = {name: getattr(self, name) for name in _HEADER}
-        header["origin"] = [self.origin.rollout_id, self.origin.attempt_id, self.origin.agent]
-        return orjson.dumps(header), self.request, self.sent, self.response
-
-    @classmethod
-    def from_bytes(cls, header: bytes, *bodies: bytes) -> "CallRecord":
-        known: dict[str, Any] = orjson.loads(header)
-        known["origin"] = Origin(*known["origin"])
-        known["usage"] = None if known["usage"] is None else tuple(known["usage"])
-        known.update(zip(_BODIES, bodies, strict=True))
-        return cls(**known)
-
-
-_HEADER: Final = tuple(part.name for part in fields(CallRecord) if part.name not in (*_BODIES, *_NOT_KEPT))
 
 
 def usage_of(answer: Mapping[str, object]) -> tuple[int, int] | None:

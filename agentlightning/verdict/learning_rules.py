@@ -100,7 +100,9 @@ def _equal_answers(evidence: Evidence, said: str, figures: Mapping[str, float]) 
     )
     if (temperature := evidence.setting("temperature")) is not None:  # agents do not choose it, nor a seed
         advice = (
-            "Do not cache answers in the agent or its client." if temperature else "Set temperature above 0 (0 now)."
+            "Give tasks that the model is less sure of, and do not cache answers in the agent or its client."
+            if temperature
+            else "Set temperature above 0 (0 now)."
         )
     return Finding("same_answers", f"{said}.", advice, figures)
 

@@ -296,7 +296,11 @@ async def judged_with(
         ("answers are cut off", {"sampling": {"skip_truncated": False}}, None),
         ("answers are cut off", {"sampling": {"skip_truncated": True}}, "skip_truncated=False"),
         ("seed fixed by the agent", {"temperature": 0.0}, "Set temperature above 0 (0 now)."),
-        ("seed fixed by the agent", {"temperature": 1.0}, "Do not cache answers in the agent or its client."),
+        (
+            "seed fixed by the agent",
+            {"temperature": 1.0},
+            "Give tasks that the model is less sure of, and do not cache answers in the agent or its client.",
+        ),
         ("collapsed on the way", {"learning": {"entropy_coefficient": 0.01}}, "raise entropy_coefficient (0.01 now)"),
         ("collapsed on the way", {"checkpoints": None}, "keep checkpoints (checkpoints='folder') to go back to"),
         ("collapsed on the way", {"checkpoints": "here"}, "go back to an earlier checkpoint"),

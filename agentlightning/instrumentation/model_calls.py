@@ -127,6 +127,7 @@ class ModelCall:
         *,
         attributes: Mapping[str, Any] | None = None,
         start_time_ns: int | None = None,
+        step: Step | None = None,
     ) -> None:
         """Begin.
 
@@ -134,6 +135,7 @@ class ModelCall:
             body: The request as JSON.
             attributes: To be written besides what the request says; they win.
             start_time_ns: When the call began, since the epoch; now, if left out.
+            step: The span of the call; one of its own, if left out.
         """
         CallWatch.notice()
         self._dialect = dialect
@@ -146,7 +148,7 @@ class ModelCall:
         with log_failures(logger, "A request to a model could not be read; its span says nothing of it."):
             self._known.update(dialect.request_attributes(body))
         self._known.update(attributes or {})
-        self.step = Step(dialect.span_name, kind=SpanKind.CLIENT, start_time=start_time_ns)
+        self.step = step or Step(dialect.span_name, kind=SpanKind.CLIENT, start_time=start_time_ns)
 
     def note_headers(self, headers: Mapping[str, str]) -> None:
         """Take from an answer whether the LLM proxy recorded the call."""

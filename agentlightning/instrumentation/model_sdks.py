@@ -6,7 +6,6 @@ takes the path and the body, makes all retries, and returns an object, a stream 
 
 import importlib
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,7 +24,7 @@ from agentlightning.dialects import (
 )
 from agentlightning.dialects.attributes import plain_text
 from agentlightning.errors import ConfigurationError
-from agentlightning.instrumentation.model_calls import CallWatch, ModelCall, read_along, read_whole
+from agentlightning.instrumentation.model_calls import ModelCall, read_along, read_whole
 from agentlightning.instrumentation.patch import Original, Patch, PatchedCall
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
@@ -38,7 +37,7 @@ from agentlightning.instrumentation.redirect import (
     rewritten,
     target_of,
 )
-from agentlightning.instrumentation.steps import is_suppressed
+from agentlightning.instrumentation.steps import Step, is_suppressed
 
 __all__ = ["AnthropicPatch", "OpenAIPatch"]
 
@@ -119,11 +118,8 @@ class _BaseClientPatch(Patch):
             body = _body_of(options)
         if not self._records or is_suppressed():
             return options, None
-        if _is_recorded_by_agentops(dialect.span_name):
-            CallWatch.notice()
-            return options, None
         options = self._without_own_span(options)
-        call = ModelCall(dialect, body, attributes=attributes)
+        call = ModelCall(dialect, body, attributes=attributes, step=_begun_by_agentops(dialect.span_name))
         if target is not None:
             options.headers |= parent_header(call.step.span)  # a copy, which nobody has seen yet
         return options, call
@@ -297,15 +293,23 @@ def _follow(call: ModelCall | None, answer: Any) -> None:
         call.finish(error=f"not recorded: {error}")
 
 
-def _is_recorded_by_agentops(span_name: str) -> bool:
-    """Whether a model call that is being made here is one that AgentOps has begun a span for.
+class _BorrowedStep(Step):
+    """A span that somebody else has begun, and ends."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self.span = span
+
+    def end(self, *, error: BaseException | str | None = None, end_time: int | None = None) -> None:
+        """Nothing: it is not ours to end."""
+
+
+def _begun_by_agentops(span_name: str) -> Step | None:
+    """The span that AgentOps has begun for a model call that is being made here, so that the call is one span.
 
     Args:
         span_name: How we would call the span; theirs begins alike.
     """
-    if "agentops.instrumentation.providers" not in sys.modules:
-        return False
     span: Any = trace.get_current_span()
     scope = getattr(span, "instrumentation_scope", None)
     is_theirs = scope is not None and scope.name in ("openai", "anthropic") and span.is_recording()
-    return is_theirs and str(span.name).startswith(span_name)
+    return _BorrowedStep(span) if is_theirs and str(span.name).startswith(span_name) else None

@@ -22,8 +22,6 @@ _PATCHES = (
     "instrumentation.frameworks.litellm:LiteLLMPatch",
     "instrumentation.frameworks.crewai:CrewAIPatch",
     "instrumentation.frameworks.langchain:LangChainPatch",
-    "legacy.agentops_patches:AgentOpsPatch",
-    "legacy.agentops_patches:AgentOpsLangchainPatch",
 )
 """Module and class; model SDKs first, because frameworks rely on them."""
 

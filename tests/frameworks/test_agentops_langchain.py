@@ -1,20 +1,12 @@
 """AgentOps' callback handler for LangChain, and LangChain agents beside AgentOps."""
 
-import importlib
-from collections.abc import Iterator
 from typing import Any
 
-import agentops
-import pytest
 from agentops.integration.callbacks.langchain import LangchainCallbackHandler
 from langchain.agents import create_agent
 from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 
-from agentlightning.instrumentation.agentops_langchain import (
-    instrument_agentops_langchain,
-    uninstrument_agentops_langchain,
-)
 from agentlightning.tracer import AgentOpsTracer
 from tests.instrumentation.traces import Trace, spans_of
 from tests.stub_model.script import Answer, Script
@@ -22,13 +14,6 @@ from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
 RUNS_IN = ("agentops",)
-
-
-@pytest.fixture
-def instrumented() -> Iterator[None]:
-    assert instrument_agentops_langchain()
-    yield
-    uninstrument_agentops_langchain()
 
 
 def weather(city: str) -> str:
@@ -65,28 +50,3 @@ def test_without_our_instrumentation_the_handler_is_agentops_own(stub_model: Stu
 
     (chain,) = spans_of(tracer)
     assert (type(handler), chain.name) == (LangchainCallbackHandler, "chain.chain")
-
-
-def test_chains_are_recorded_by_name(instrumented: None) -> None:
-    with AgentOpsTracer(instrument_managed=False).lifespan() as tracer, tracer._trace_context_sync():
-        handler = LangchainCallbackHandler(api_key="dummy", auto_session=False)
-        RunnableLambda(str, name="chained").invoke(1, config={"callbacks": [handler]})
-
-    (chain,) = spans_of(tracer)
-    assert chain.attributes["langchain.chain.type"] == "chained"
-    assert len(str(chain.attributes["langchain.chain.name"])) == len("3f0c3d8e-0000-0000-0000-000000000000")
-
-
-def test_undoing_leaves_agentops_as_it_was() -> None:
-    tables = importlib.import_module("agentops.instrumentation")
-    before = (tables.AGENTIC_LIBRARIES, LangchainCallbackHandler.on_chain_start)
-
-    instrument_agentops_langchain()
-    assert "langgraph" not in tables.AGENTIC_LIBRARIES
-    with pytest.warns(UserWarning, match="already"):
-        instrument_agentops_langchain()
-    uninstrument_agentops_langchain()
-
-    assert tables.AGENTIC_LIBRARIES is before[0]
-    assert LangchainCallbackHandler.on_chain_start is before[1]
-    assert agentops.get_client() is not None

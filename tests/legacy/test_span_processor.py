@@ -77,14 +77,33 @@ def test_a_span_that_is_not_sampled_is_ignored(processor: LightningSpanProcessor
     assert processor.spans() == []
 
 
-def test_after_shutdown_there_is_no_loop() -> None:
-    processor = LightningSpanProcessor()
-    assert processor._loop_thread.name == "otel-loop"
-
+def test_after_shutdown_spans_are_kept_and_a_store_is_not_reached(
+    processor: LightningSpanProcessor, otel: Tracer, store: InMemoryLightningStore, caplog: pytest.LogCaptureFixture
+) -> None:
     processor.shutdown()
     processor.shutdown()
 
-    assert processor._loop is None
+    with processor.with_context(store=store, rollout_id="ro-1", attempt_id="at-1"):
+        otel.start_span("one").end()
+
     assert processor.force_flush()
-    with pytest.raises(RuntimeError, match="Loop is not initialized"):
-        processor._await_in_loop(asyncio.sleep(0))
+    assert len(processor.spans()) == 1
+    assert "could not be stored" in caplog.text
+
+
+def test_a_span_that_ends_in_the_private_loop_is_stored_without_waiting(
+    processor: LightningSpanProcessor, otel: Tracer
+) -> None:
+    class Tracing(InMemoryLightningStore):
+        async def add_otel_span(self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan) -> None:  # type: ignore[override]
+            await super().add_otel_span(rollout_id, attempt_id, readable_span)
+            if readable_span.name == "outer":
+                otel.start_span("inner").end()
+
+    store = Tracing()
+    rollout = asyncio.run(store.start_rollout("task"))
+
+    with processor.with_context(store=store, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id):
+        otel.start_span("outer").end()
+
+    assert sorted(span.name for span in processor.spans()) == ["inner", "outer"]

@@ -1,24 +1,25 @@
 """ServerDataStore: tasks, results and resources of the v0.1 protocol, kept in a `LightningStore`.
 
-The truth is in the store. What is remembered here is only who is concerned: which tasks were handed out here, and which
-rollouts were queued or reported here and have not been retrieved. A result is retrieved once; that, too, is noted in
-the store, so that it holds across a restart. How long a claim may take is written into each rollout as its time limit,
-so that the store itself puts a task back whose client has vanished.
+Everything is in the store: a task is a rollout, a claim an attempt, a result the spans and metadata of an attempt, and
+that it was retrieved, which happens once, is a note beside it. Remembered here are only the tasks that were handed out
+here, because `get_processing_tasks` is a plain method. How long a claim may take is written into each rollout as its
+time limit, so that the store itself puts a task back whose client has vanished.
 """
 
 import asyncio
 import json
 import logging
-import time
 import uuid
+from typing import Final
 
 from pydantic_core import to_jsonable_python
+from typing_extensions import TypeIs
 
 from agentlightning.errors import InvalidValue, SpansEvicted, StoreUnavailable
 from agentlightning.legacy.results import RESULT, rollout_from_spans, spans_of
 from agentlightning.runner.failures import FailureNote
 from agentlightning.runner.results import output_of
-from agentlightning.store.base import LightningStore, is_finished, is_queuing, is_running
+from agentlightning.store.base import UNSET, LightningStore, is_finished, is_queuing, is_running
 from agentlightning.store.foreign import adapted
 from agentlightning.store.forwarding import innermost
 from agentlightning.store.http.credentials import secrets_in
@@ -37,24 +38,27 @@ from agentlightning.types import (
     TaskInput,
 )
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.loop_thread import CrossLoopLock
 
 __all__ = ["ServerDataStore", "check_sendable"]
 
 logger = logging.getLogger(__name__)
 
-REPORTED = "agentlightning.legacy.rollout"
+REPORTED: Final = "agentlightning.legacy.rollout"
 """Metadata key of an attempt under which a reported result is kept whole, until it is retrieved."""
-HEALTH_SECONDS = 5.0
-"""How long the store may take to write a little before it counts as broken."""
-LEGACY_PREFIX = "rollout-"
-"""How ids of tasks begin that were queued through this protocol."""
-RESOURCES_PREFIX = "res-"
-OF_ATTEMPT = "@attempt@"
-"""Between the id of resources and those of the rollout and the attempt to which they are bound."""
-_ATTEMPT_IDS = 2
-RETRIEVED = "agentlightning.legacy.retrieved"
+RETRIEVED: Final = "agentlightning.legacy.retrieved"
 """Metadata key that says a result was retrieved."""
-_MANY_ATTEMPTS = 1_000_000
+LEGACY_PREFIX: Final = "rollout-"
+"""How ids of tasks begin that were queued through this protocol."""
+RESOURCES_PREFIX: Final = "res-"
+OF_ATTEMPT: Final = "@attempt@"
+"""Between the id of resources and those of the rollout and the attempt to which they are bound."""
+HEALTH_SECONDS: Final = 5.0
+"""How long the store may take to write a little before it counts as broken."""
+LOOK_SECONDS: Final = 0.1
+"""How often it is looked whether a rollout is there that nobody has queued yet."""
+_ATTEMPT_IDS: Final = 2
+_MANY_ATTEMPTS: Final = 1_000_000
 """The old protocol never gives a task up."""
 
 
@@ -69,17 +73,13 @@ class ServerDataStore:
             task_timeout_seconds: After this time a claimed task goes back to the queue; None waits for ever.
         """
         self.store = adapted(store) if store is not None else InMemoryLightningStore()
-        self._task_timeout_seconds = task_timeout_seconds
         self._config = RolloutConfig()
         if task_timeout_seconds is not None:
             self._config = RolloutConfig(
                 timeout_seconds=task_timeout_seconds, max_attempts=_MANY_ATTEMPTS, retry_condition=["timeout"]
             )
         self._processing_tasks: dict[str, Task] = {}
-        self._queued_rollouts: dict[str, None] = {}
-        self._completed_rollouts: dict[str, None] = {}
-        self._being_retrieved: set[str] = set()
-        self._has_looked_back = False
+        self._retrieving = CrossLoopLock()  # one at a time: a result is given to one caller
 
     # ------------------------------------------------------------------ tasks
 
@@ -92,13 +92,11 @@ class ServerDataStore:
     ) -> str:
         """Queue a task; the id of its rollout. InvalidValue if it could not be sent to a client."""
         check_sendable("A task", {"input": sample, "resources_id": resources_id, "metadata": metadata})
-        task_id = f"{LEGACY_PREFIX}{uuid.uuid4()}"
-        rollout = await self._queue(
-            Task(rollout_id=task_id, input=sample, mode=mode, resources_id=resources_id, metadata=metadata or {})
-        )
-        self._queued_rollouts[rollout.rollout_id] = None
-        logger.debug("Task %s queued.", rollout.rollout_id)
-        return rollout.rollout_id
+        rollout_id = f"{LEGACY_PREFIX}{uuid.uuid4()}"
+        task = Task(rollout_id=rollout_id, input=sample, mode=mode, resources_id=resources_id, metadata=metadata or {})
+        await self._queue(task)
+        logger.debug("Task %s queued.", rollout_id)
+        return rollout_id
 
     async def get_next_task(self, worker_id: str | None = None) -> Task | None:
         """Claim the next task; None if there is none. Tasks whose time has run out are back in the queue by then.
@@ -134,7 +132,7 @@ class ServerDataStore:
         """Add a task at the tail of the queue; one whose id is known already stays as it is."""
         known = await self.store.get_rollout_by_id(task.rollout_id)
         rollout = known or await self.store.enqueue_rollout(
-            *(task.input, task.mode, task.resources_id, self._config, task.metadata or {}), rollout_id=task.rollout_id
+            *(task.input, task.mode, task.resources_id, self._config, task.metadata), rollout_id=task.rollout_id
         )
         if task.resources_id is None and rollout.resources_id is not None and is_queuing(rollout):
             # The store binds to the resources of now; a task without an id takes those that are latest when it is run.
@@ -143,17 +141,12 @@ class ServerDataStore:
 
     async def forget_stale_tasks(self) -> None:
         """Drop tasks from the processing ones that the store has taken back, as it does when their time runs out."""
-        if self._task_timeout_seconds is None:
-            return
-        oldest = time.time() - self._task_timeout_seconds
-        processing = self._processing_tasks
-        suspects = {key: task for key, task in processing.items() if (task.last_claim_time or 0.0) < oldest}
-        if not suspects:
-            return
-        for rollout in await self.store.query_rollouts(rollout_id_in=list(suspects)):
-            claims = rollout.attempt.sequence_id if isinstance(rollout, AttemptedRollout) else 0
-            if not is_running(rollout) or claims != suspects[rollout.rollout_id].num_claims:
-                processing.pop(rollout.rollout_id, None)  # the claim no longer stands
+        if self._processing_tasks:
+            claims = await self.store.query_rollouts(rollout_id_in=list(self._processing_tasks))
+            claimed = {one.rollout_id: one.attempt.sequence_id for one in claims if _is_claimed(one)}
+            for rollout_id, task in self.get_processing_tasks().items():
+                if claimed.get(rollout_id) != task.num_claims:
+                    self._processing_tasks.pop(rollout_id, None)
 
     # ------------------------------------------------------------------ results
 
@@ -163,37 +156,25 @@ class ServerDataStore:
         A rollout the store does not know is created, so that a client outlives the server that gave it the task.
         """
         check_sendable("A result", rollout.model_dump())
-        attempt = await self.store.get_latest_attempt(rollout.rollout_id)
+        rollout_id = rollout.rollout_id
+        attempt = await self.store.get_latest_attempt(rollout_id)
         if attempt is None:
-            task = rollout.task or Task(rollout_id=rollout.rollout_id, input=None)
-            await self._queue(task.model_copy(update={"rollout_id": rollout.rollout_id}))
-            attempt = (await self.store.start_attempt(rollout.rollout_id)).attempt
-        spans = spans_of(rollout, attempt, time.time())
-        ids = (attempt.rollout_id, attempt.attempt_id)
-        numbers = await self.store.get_many_span_sequence_ids([ids] * len(spans))
-        for span, number in zip(spans, numbers, strict=True):
-            span.sequence_id = number
-        if spans:
-            await self.store.add_many_spans(spans)
+            task = rollout.task or Task(rollout_id=rollout_id, input=None)
+            await self._queue(task.model_copy(update={"rollout_id": rollout_id}))
+            attempt = (await self.store.start_attempt(rollout_id)).attempt
         metadata = {**(attempt.metadata or {}), REPORTED: rollout.model_dump(mode="json")}
         metadata.pop(RETRIEVED, None)
+        if spans := spans_of(rollout, attempt):
+            await self.store.add_many_spans(spans)
+        output = output_of(rollout.metadata[RESULT]) if RESULT in rollout.metadata else UNSET
         # Only the latest attempt decides: the rollout is done even if another client has claimed it meanwhile.
-        if RESULT in rollout.metadata:
-            output = output_of(rollout.metadata[RESULT])
-            await self.store.finish_attempt(rollout.rollout_id, "latest", "succeeded", metadata=metadata, output=output)
-        else:
-            await self.store.update_attempt(rollout.rollout_id, "latest", "succeeded", metadata=metadata)
-        logger.debug("Result of rollout %s stored: reward %s.", rollout.rollout_id, rollout.final_reward)
-        self._processing_tasks.pop(rollout.rollout_id, None)
-        self._queued_rollouts.pop(rollout.rollout_id, None)
-        self._completed_rollouts[rollout.rollout_id] = None
+        await self.store.finish_attempt(rollout_id, "latest", "succeeded", metadata=metadata, output=output)
+        logger.debug("Result of rollout %s stored: reward %s.", rollout_id, rollout.final_reward)
+        self._processing_tasks.pop(rollout_id, None)
 
     async def retrieve_rollout(self, rollout_id: str) -> RolloutLegacy | None:
         """Take the result of a finished rollout; None if it is not finished, not known, or was taken before."""
-        if rollout_id in self._being_retrieved:  # by another caller, to whom it is given
-            return None
-        self._being_retrieved.add(rollout_id)
-        try:
+        async with self._retrieving:
             rollout = await self.store.get_rollout_by_id(rollout_id)
             if rollout is None or not is_finished(rollout) or RETRIEVED in _marks(rollout):
                 return None
@@ -204,42 +185,27 @@ class ServerDataStore:
                 await self.store.update_attempt(rollout_id, rollout.attempt.attempt_id, metadata=marks)
             else:
                 await self.store.update_rollout(rollout_id, metadata=marks)
-        finally:
-            self._being_retrieved.discard(rollout_id)
-        for ids in (self._queued_rollouts, self._completed_rollouts, self._processing_tasks):
-            ids.pop(rollout_id, None)
+        self._processing_tasks.pop(rollout_id, None)
         return result
 
     async def retrieve_completed_rollouts(self) -> list[RolloutLegacy]:
         """Take all results that are there, the first one finished first.
 
-        These are the rollouts queued or reported here, and those the store held from an earlier server.
+        These are those of all rollouts in the store that were queued or reported through this protocol.
         """
-        if not self._has_looked_back:  # for rollouts that an earlier server queued in this store
-            known = await self.store.query_rollouts(rollout_id_contains=LEGACY_PREFIX)
-            ids = [r.rollout_id for r in known if r.rollout_id.startswith(LEGACY_PREFIX) and RETRIEVED not in _marks(r)]
-            self._has_looked_back = True
-            self._queued_rollouts = {**dict.fromkeys(ids), **self._queued_rollouts}
-        concerned = [*self._completed_rollouts, *self._queued_rollouts]
-        if not concerned:
-            return []
-        rollouts = [r for r in await self.store.query_rollouts(rollout_id_in=concerned) if is_finished(r)]
-        rollouts.sort(key=lambda rollout: rollout.end_time or 0.0)
-        results = [await self.retrieve_rollout(rollout.rollout_id) for rollout in rollouts]
+        finished = await self.store.query_rollouts(status_in=["succeeded", "failed", "cancelled"], sort_by="end_time")
+        known = [
+            one.rollout_id for one in finished if one.rollout_id.startswith(LEGACY_PREFIX) or REPORTED in _marks(one)
+        ]
+        results = [await self.retrieve_rollout(rollout_id) for rollout_id in known]
         return [result for result in results if result is not None]
 
     async def wait_until_finished(self, rollout_id: str, timeout: float | None = None) -> bool:
         """Wait for a rollout, known already or not, to finish; False if that takes longer than `timeout` seconds."""
 
         async def until_finished() -> bool:
-            changes = self.store.subscribe(["rollout"])
-            try:
-                while await self.store.get_rollout_by_id(rollout_id) is None:
-                    await changes.__anext__()
-            finally:
-                close = getattr(changes, "aclose", None)  # the contract promises an iterator, which need not have one
-                if close is not None:
-                    await close()
+            while await self.store.get_rollout_by_id(rollout_id) is None:  # noqa: ASYNC110 # rarer than other changes
+                await asyncio.sleep(LOOK_SECONDS)
             return bool(await self.store.wait_for_rollouts([rollout_id]))
 
         try:
@@ -253,21 +219,19 @@ class ServerDataStore:
         if reported is not None:
             return RolloutLegacy.model_validate(reported)
         try:
-            spans = await self.store.query_spans(rollout.rollout_id, "latest")
+            return rollout_from_spans(rollout, await self.store.query_spans(rollout.rollout_id, "latest"))
         except SpansEvicted as error:
             logger.warning("The result of rollout %s has no trace: %s", rollout.rollout_id, error)
             return rollout_from_spans(rollout, []).model_copy(update={"trace": None})
-        return rollout_from_spans(rollout, spans)
 
     async def check_health(self) -> None:
         """StoreUnavailable if the store cannot be written to, as far as it can tell."""
         store = innermost(self.store)
-        if not isinstance(store, LocalStore):
-            return
-        try:
-            await asyncio.wait_for(store.check_writable(), HEALTH_SECONDS)
-        except Exception as error:
-            raise StoreUnavailable(f"The store cannot be written to: {type(error).__name__}: {error}") from error
+        if isinstance(store, LocalStore):
+            try:
+                await asyncio.wait_for(store.check_writable(), HEALTH_SECONDS)
+            except Exception as error:
+                raise StoreUnavailable(f"The store cannot be written to: {type(error).__name__}: {error}") from error
 
     # ------------------------------------------------------------------ resources
 
@@ -327,6 +291,10 @@ def check_sendable(what: str, value: object) -> None:
         raise InvalidValue(
             f"{what} cannot be sent to clients as JSON: {error}; give text in UTF-8, numbers, lists or mappings."
         ) from error
+
+
+def _is_claimed(rollout: Rollout) -> TypeIs[AttemptedRollout]:
+    return isinstance(rollout, AttemptedRollout) and is_running(rollout)
 
 
 def _marks(rollout: Rollout) -> JsonObject:

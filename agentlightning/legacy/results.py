@@ -11,26 +11,25 @@ same entry gives the same span again), and attribute values that OpenTelemetry d
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, Final
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agentlightning.runner.results import output_of, rewards_of_result
+from agentlightning.dialects import OPENAI_DIALECTS
+from agentlightning.runner.results import holds_spans, output_of, rewards_of_result
 from agentlightning.semconv import AGL_REWARD
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     Attributes,
     Event,
-    Link,
     OtelResource,
     Rollout,
     RolloutLegacy,
     Span,
-    SpanContext,
     SpanNames,
     Task,
     TraceStatus,
@@ -38,13 +37,13 @@ from agentlightning.types import (
 )
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.types.tracer import convert_timestamp
-from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.json_values import JsonMapping, JsonObject
+from agentlightning.utils.otel import sanitize_attributes
 
 __all__ = [
     "RESULT",
     "as_rollout",
     "entry_from_span",
-    "final_reward_of",
     "is_report",
     "rollout_from_result",
     "rollout_from_spans",
@@ -52,41 +51,31 @@ __all__ = [
     "spans_of",
 ]
 
-MODEL_CALL = "openai.chat.completion"
-"""Name under which adapters look for model calls."""
-
-RESULT = "result"
+RESULT: Final = "result"
 """Metadata key of what an agent returned that is neither a reward nor a trace."""
-
-_TELLING_FIELDS = {"final_reward", "triplets", "trace"}
-_ONE_MICROSECOND = 1e-6
-
-ItemT = TypeVar("ItemT")
-Entry = Mapping[str, Any]
-
-_HEX_PREFIX = "0x"
-_TRACE_ID_DIGITS = 32
-_SPAN_ID_DIGITS = 16
+_CHAT: Final = OPENAI_DIALECTS["/chat/completions"]
+_TELLING_FIELDS: Final = {"final_reward", "triplets", "trace"}
+_ONE_MICROSECOND: Final = 1e-6
+_HEX_PREFIX: Final = "0x"
+_TRACE_ID_DIGITS, _SPAN_ID_DIGITS = 32, 16
 
 
 # ---------------------------------------------------------------------- from what an agent returned
 
 
-def is_report(given: object) -> bool:
+def is_report(result: object) -> bool:
     """Whether `post_rollout` was given a whole result, which names its rollout."""
-    return isinstance(given, RolloutLegacy) or (isinstance(given, Mapping) and "rollout_id" in given)
+    return isinstance(result, RolloutLegacy) or (isinstance(result, Mapping) and "rollout_id" in result)
 
 
 def as_rollout(rollout: object) -> RolloutLegacy:
     """A whole result, checked."""
-    if isinstance(rollout, RolloutLegacy):
-        return rollout
-    if isinstance(rollout, Mapping):
-        return RolloutLegacy.model_validate(rollout)
-    raise TypeError(
-        f"post_rollouts takes RolloutLegacy objects or mappings of their fields, not {type(rollout).__name__}; "
-        "turn what an agent returned into one with rollout_from_result(task, result)."
-    )
+    if not isinstance(rollout, (RolloutLegacy, Mapping)):
+        raise TypeError(
+            f"post_rollouts takes RolloutLegacy objects or mappings of their fields, not {type(rollout).__name__}; "
+            "turn what an agent returned into one with rollout_from_result(task, result)."
+        )
+    return RolloutLegacy.model_validate(rollout)
 
 
 def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
@@ -99,12 +88,6 @@ def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
     known: JsonObject = {"rollout_id": task.rollout_id, "task": task}
     if isinstance(result, RolloutLegacy):
         return result.model_copy(update={**known, "task": result.task or task})
-    if result is None:
-        return RolloutLegacy(**known)
-    if isinstance(result, Real):
-        return RolloutLegacy(**known, final_reward=float(result))
-    if isinstance(result, str):
-        return RolloutLegacy(**known, metadata={RESULT: result})
     if isinstance(result, Mapping):  # of fields: no others, or one that is hardly there by chance
         is_known = bool(result) and RolloutLegacy.model_fields.keys() >= result.keys()
         if is_known or not result.keys().isdisjoint(_TELLING_FIELDS):
@@ -113,53 +96,43 @@ def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
         return RolloutLegacy(**known, **_fields_from_items(list(result)))
     rewards = rewards_of_result(result)
     reward = next(iter(rewards.values())) if rewards else None
-    return RolloutLegacy(**known, final_reward=reward, metadata={RESULT: output_of(result)})
+    is_told = result is None or (reward is not None and not isinstance(result, Mapping))
+    return RolloutLegacy(**known, final_reward=reward, metadata={} if is_told else {RESULT: output_of(result)})
 
 
-def _fields_from_items(items: list[object]) -> JsonObject:
-    if triplets := _all_of(Triplet, items):
-        return {"triplets": triplets, "final_reward": triplets[-1].reward}
-    if entries := _all_of(dict, items):
-        return {"trace": entries}
-    if spans := _all_of(Span, items):
-        return {"trace": [entry_from_span(span) for span in spans], "final_reward": final_reward_of(spans)}
-    if recorded := _all_of(ReadableSpan, items):
-        return {
-            "trace": [json.loads(span.to_json()) for span in recorded],
-            "final_reward": final_reward_of(recorded),
-        }
-    if any(isinstance(item, (Triplet, Span, ReadableSpan)) for item in items):
-        kinds = sorted({type(item).__name__ for item in items})
+def _fields_from_items(items: list[Any]) -> JsonObject:
+    kinds = {Triplet if isinstance(item, Triplet) else dict if isinstance(item, dict) else object for item in items}
+    if kinds == {Triplet}:
+        return {"triplets": items, "final_reward": items[-1].reward}
+    if kinds <= {dict}:
+        return {"trace": items}
+    if kinds == {object} and not holds_spans(items):
+        return {"metadata": {RESULT: output_of(items)}}
+    if not all(isinstance(item, (Span, ReadableSpan)) for item in items):
         raise TypeError(
-            f"An agent returned a list of {kinds}; a list with triplets or spans in it may hold one kind of them only."
+            f"An agent returned a list of {sorted({type(item).__name__ for item in items})}; a list with triplets or "
+            "spans in it may hold one kind of them only."
         )
-    return {"metadata": {RESULT: output_of(items)}} if items else {"trace": []}
-
-
-def _all_of(kind: type[ItemT] | tuple[type[ItemT], ...], items: list[Any]) -> list[ItemT]:
-    """The items if all are of one kind; otherwise, as for no items, an empty list."""
-    return items if all(isinstance(item, kind) for item in items) else []
+    return {"trace": [entry_from_span(span) for span in items], "final_reward": final_reward_of(items)}
 
 
 # ---------------------------------------------------------------------- to and from spans
 
 
-def spans_of(rollout: RolloutLegacy, attempt: Attempt, now: float) -> list[Span]:
+def spans_of(rollout: RolloutLegacy, attempt: Attempt) -> list[Span]:
     """A reported result as spans of an attempt, in order and not yet numbered.
 
     Reporting the same result again gives spans with the same ids.
     """
+    now = time.time()
     spans = [span_from_entry(entry, attempt, position) for position, entry in enumerate(rollout.trace or ())]
 
     def add(name: str, attributes: Attributes) -> None:
         position = len(spans)
-        spans.append(made_span(name, attributes, attempt, position, now + position * _ONE_MICROSECOND))
+        spans.append(_made_span(name, attributes, attempt, position, now + position * _ONE_MICROSECOND))
 
     for triplet in () if rollout.trace else rollout.triplets or ():
-        attributes = _side("prompt", "user", triplet.prompt) | _side("completion", "assistant", triplet.response)
-        if (response_id := triplet.metadata.get("response_id")) is not None:
-            attributes["gen_ai.response.id"] = str(response_id)
-        add(MODEL_CALL, attributes)
+        add(_CHAT.span_name, _call_attributes(triplet))
         if triplet.reward is not None:
             add(AGL_REWARD, {"reward": triplet.reward})
     if rollout.final_reward is not None and rollout.final_reward != final_reward_of(spans):
@@ -167,25 +140,26 @@ def spans_of(rollout: RolloutLegacy, attempt: Attempt, now: float) -> list[Span]
     return spans
 
 
-def _side(side: str, role: str, value: object) -> Attributes:
-    """Attributes of a prompt or a completion: token ids where there are some, messages otherwise."""
-    if isinstance(value, Mapping) and isinstance(value.get("token_ids"), list):
-        name = {"prompt": "prompt_token_ids", "completion": "response_token_ids"}[side]
-        attributes: Attributes = {name: value["token_ids"]}
-        if value.get("logprobs") is not None:
-            attributes["logprobs.content"] = json.dumps(value["logprobs"])
-        return attributes
-    messages = (
-        value if isinstance(value, list) and value and _all_of(dict, value) else [{"role": role, "content": value}]
-    )
-    attributes = {}
-    for number, message in enumerate(messages):
-        content = message.get("content")
-        attributes[f"gen_ai.{side}.{number}.role"] = str(message.get("role", role))
-        attributes[f"gen_ai.{side}.{number}.content"] = (
-            content if isinstance(content, str) else json.dumps(content, default=str)
-        )
-    return attributes
+def _call_attributes(triplet: Triplet) -> JsonObject:
+    """A triplet as the model call that it was: token ids where there are some, messages otherwise."""
+    attributes: JsonObject = {}
+    prompt, response = triplet.prompt, triplet.response
+    answer: JsonObject = {"id": triplet.metadata.get("response_id")}
+    if isinstance(prompt, Mapping) and "token_ids" in prompt:
+        answer["prompt_token_ids"] = prompt["token_ids"]
+    else:
+        attributes |= _CHAT.request_attributes({"messages": _messages("user", prompt)})
+    if isinstance(response, Mapping) and "token_ids" in response:
+        choice = {"token_ids": response["token_ids"], "logprobs": {"content": response.get("logprobs")}}
+    else:
+        choice = {"message": _messages("assistant", response)[-1]}
+    return attributes | {**_CHAT.response_attributes({**answer, "choices": [choice]})}
+
+
+def _messages(role: str, value: object) -> list[JsonObject]:
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return value
+    return [{"role": role, "content": value}]
 
 
 def rollout_from_spans(rollout: Rollout, spans: Sequence[Span]) -> RolloutLegacy:
@@ -201,106 +175,77 @@ def rollout_from_spans(rollout: Rollout, spans: Sequence[Span]) -> RolloutLegacy
     )
 
 
-# ---------------------------------------------------------------------- traces: reading
+# ---------------------------------------------------------------------- traces
 
 
-def span_from_entry(entry: Entry, attempt: Attempt, position: int) -> Span:
+def span_from_entry(entry: JsonMapping, attempt: Attempt, position: int) -> Span:
     """The span an entry of a trace describes, as a span of this attempt; its number is given later."""
     if not isinstance(entry.get("name"), str):
         text = json.dumps(entry, default=str)
-        return made_span(SpanNames.OBJECT.value, {"object": text}, attempt, position, attempt.start_time)
-    made = made_span(entry["name"], _attributes(entry.get("attributes")), attempt, position, attempt.start_time)
-    context = _context(entry.get("context") or entry, made.trace_id, made.span_id)
-    parent, resource = entry.get("parent_id"), _mapping(entry.get("resource"))
-    parent_id = _hex_digits(parent, _SPAN_ID_DIGITS) if parent else None
-    return made.model_copy(
-        update={
-            "trace_id": context.trace_id,
-            "span_id": context.span_id,
-            "parent_id": parent_id,
-            "status": _status(_mapping(entry.get("status"))),
-            "events": [_event(event) for event in _mappings(entry.get("events"))],
-            "links": [_link(link) for link in _mappings(entry.get("links"))],
-            "start_time": _seconds(entry.get("start_time")),
-            "end_time": _seconds(entry.get("end_time")),
-            "context": context,
-            "parent": context.model_copy(update={"span_id": parent_id}) if parent_id else None,
-            "resource": OtelResource(
-                attributes=_attributes(resource.get("attributes")), schema_url=str(resource.get("schema_url") or "")
-            ),
-        }
+        return _made_span(SpanNames.OBJECT.value, {"object": text}, attempt, position, attempt.start_time)
+    context, status, resource = (_mapping(entry.get(name)) for name in ("context", "status", "resource"))
+    made = _made_span(entry["name"], _attributes(entry), attempt, position, attempt.start_time)
+    description, events = status.get("description"), entry.get("events")
+    span = Span.from_attributes(
+        name=made.name,
+        attributes=made.attributes,
+        rollout_id=made.rollout_id,
+        attempt_id=made.attempt_id,
+        trace_id=_hex_digits(context.get("trace_id") or made.trace_id, _TRACE_ID_DIGITS),
+        span_id=_hex_digits(context.get("span_id") or made.span_id, _SPAN_ID_DIGITS),
+        parent_id=_hex_digits(entry["parent_id"], _SPAN_ID_DIGITS) if entry.get("parent_id") else None,
+        start_time=_seconds(entry.get("start_time")),
+        end_time=_seconds(entry.get("end_time")),
+        resource=OtelResource(attributes=_attributes(resource), schema_url=str(resource.get("schema_url") or "")),
+        status=TraceStatus(
+            status_code=str(status.get("status_code") or "UNSET"),
+            description=None if description is None else str(description),
+        ),
     )
+    span.events += [
+        Event(
+            name=str(event.get("name", "")),
+            attributes=_attributes(event),
+            timestamp=_seconds(event.get("timestamp")),
+        )
+        for event in (events if isinstance(events, list) else ())
+        if isinstance(event, Mapping)
+    ]
+    return span
 
 
-def made_span(name: str, attributes: Attributes, attempt: Attempt, position: int, moment: float) -> Span:
+def _made_span(name: str, attributes: Attributes, attempt: Attempt, position: int, moment: float) -> Span:
     """A span of no length that nobody recorded; the same content at the same position always has the same id."""
     content = json.dumps([attempt.rollout_id, attempt.attempt_id, position, name, attributes], sort_keys=True)
-    digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
-    trace = hashlib.sha256(f"{attempt.rollout_id}/{attempt.attempt_id}".encode()).hexdigest()
     return Span.from_attributes(
         name=name,
         attributes=attributes,
         rollout_id=attempt.rollout_id,
         attempt_id=attempt.attempt_id,
-        trace_id=trace[:_TRACE_ID_DIGITS],
-        span_id=digest[:_SPAN_ID_DIGITS],
+        trace_id=_digest(f"{attempt.rollout_id}/{attempt.attempt_id}")[:_TRACE_ID_DIGITS],
+        span_id=_digest(content)[:_SPAN_ID_DIGITS],
         start_time=moment,
         end_time=moment,
     )
 
 
-def _mapping(value: object) -> Entry:
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _mapping(value: object) -> JsonMapping:
     return value if isinstance(value, Mapping) else {}
 
 
-def _mappings(value: object) -> list[Entry]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
-
-
-def _attributes(value: object) -> Attributes:
-    return {str(name): _attribute_value(item) for name, item in _mapping(value).items() if item is not None}
-
-
-def _attribute_value(value: object) -> Any:
-    if isinstance(value, (str, bool, int, float)):
-        return value
-    if isinstance(value, list) and ({type(item) for item in value} <= {str} or _all_of((bool, int, float), value)):
-        return value
-    return json.dumps(value, default=str)
+def _attributes(holder: JsonMapping) -> Attributes:
+    attributes = _mapping(holder.get("attributes"))
+    return sanitize_attributes({name: value for name, value in attributes.items() if value is not None})
 
 
 def _hex_digits(value: object, digits: int) -> str:
     """An id without its `0x`, at full length."""
     text = format(value, "x") if isinstance(value, int) else str(value)
     return text.removeprefix(_HEX_PREFIX).zfill(digits)
-
-
-def _context(given: Entry, trace_id: str, span_id: str) -> SpanContext:
-    state = given.get("trace_state")
-    return SpanContext(
-        trace_id=_hex_digits(given.get("trace_id") or trace_id, _TRACE_ID_DIGITS),
-        span_id=_hex_digits(given.get("span_id") or span_id, _SPAN_ID_DIGITS),
-        is_remote=bool(given.get("is_remote", False)),
-        trace_state={str(key): str(item) for key, item in state.items()} if isinstance(state, Mapping) else {},
-    )
-
-
-def _status(given: Entry) -> TraceStatus:
-    description = given.get("description")
-    return TraceStatus(
-        status_code=str(given.get("status_code") or "UNSET"),
-        description=None if description is None else str(description),
-    )
-
-
-def _event(given: Entry) -> Event:
-    name, attributes = str(given.get("name", "")), _attributes(given.get("attributes"))
-    return Event(name=name, attributes=attributes, timestamp=_seconds(given.get("timestamp")))
-
-
-def _link(given: Entry) -> Link:
-    context = _context(_mapping(given.get("context")), "0", "0")
-    return Link(context=context, attributes=_attributes(given.get("attributes")) or None)
 
 
 def _seconds(value: object) -> float | None:
@@ -313,11 +258,11 @@ def _seconds(value: object) -> float | None:
         return None
 
 
-# ---------------------------------------------------------------------- traces: writing
-
-
-def entry_from_span(span: Span) -> JsonObject:
-    """A stored span in the shape of `ReadableSpan.to_json`."""
+def entry_from_span(span: Span | ReadableSpan) -> JsonObject:
+    """A span as `ReadableSpan.to_json` writes it, also one of ours."""
+    if isinstance(span, ReadableSpan):
+        entry: JsonObject = json.loads(span.to_json())
+        return entry
     return {
         "name": span.name,
         "context": _context_entry(span.trace_id, span.span_id),

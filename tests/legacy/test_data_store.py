@@ -171,7 +171,6 @@ async def test_all_results_are_retrieved_in_the_order_of_their_end(data_store: S
 
     assert [result.rollout_id for result in results] == [rollout_ids[2], rollout_ids[1]]
     assert await data_store.retrieve_completed_rollouts() == []
-    assert data_store._completed_rollouts == {}
 
 
 async def test_a_retrieved_result_no_longer_takes_memory(data_store: ServerDataStore) -> None:

@@ -17,7 +17,6 @@ from agentlightning.types import Attempt, RolloutLegacy, Span, SpanNames, Task, 
 
 TASK = Task(rollout_id="rollout-1", input="hello")
 ATTEMPT = Attempt(rollout_id="rollout-1", attempt_id="at-1", sequence_id=1, start_time=1000.0)
-NOW = 2000.0
 WHOLE_SECONDS = 1_700_000_000_000_000_000
 """Nanoseconds that the SDK and we round alike; it cuts off fractions of a microsecond, we round them."""
 
@@ -119,7 +118,7 @@ def test_odd_parts_of_an_entry_are_kept_as_text_or_left_out() -> None:
         "name": "step",
         "attributes": {"nested": {"a": 1}, "mixed": [1, "a"], "none": None, "fine": ["a", "b"]},
         "events": [{"name": "e", "timestamp": 5.0}, "no event"],
-        "links": [{"context": {"trace_id": "0x1", "span_id": 2, "trace_state": {"a": "b"}}}],
+        "context": {"span_id": 2},
         "status": "fine",
         "start_time": 1_700_000_000_000_000_000,
         "end_time": "yesterday",
@@ -131,8 +130,8 @@ def test_odd_parts_of_an_entry_are_kept_as_text_or_left_out() -> None:
 
     assert span.attributes == {"nested": '{"a": 1}', "mixed": '[1, "a"]', "fine": ["a", "b"]}
     assert [(event.name, event.timestamp) for event in span.events] == [("e", 5.0)]
-    assert (span.links[0].context.span_id, span.links[0].context.trace_state) == ("0000000000000002", {"a": "b"})
-    assert (span.status.status_code, span.parent_id) == ("UNSET", "000000000000000a")
+    assert (span.span_id, span.parent_id) == ("0000000000000002", "000000000000000a")
+    assert span.status.status_code == "UNSET"
     assert (span.start_time, span.end_time) == (1_700_000_000.0, None)
 
 
@@ -142,8 +141,8 @@ def test_odd_parts_of_an_entry_are_kept_as_text_or_left_out() -> None:
 def test_a_reward_that_the_trace_tells_is_not_told_again(recorded: list[Any]) -> None:
     rollout = rollout_from_result(TASK, recorded)
 
-    same = spans_of(rollout, ATTEMPT, NOW)
-    other = spans_of(rollout.model_copy(update={"final_reward": 1.0}), ATTEMPT, NOW)
+    same = spans_of(rollout, ATTEMPT)
+    other = spans_of(rollout.model_copy(update={"final_reward": 1.0}), ATTEMPT)
 
     assert [span.name for span in same] == ["agent", AGL_REWARD]
     assert other[-1].attributes == {"reward": 1.0}
@@ -152,7 +151,7 @@ def test_a_reward_that_the_trace_tells_is_not_told_again(recorded: list[Any]) ->
 def test_triplets_beside_a_trace_add_no_model_calls() -> None:
     rollout = RolloutLegacy(rollout_id="rollout-1", trace=[{"name": "s"}], triplets=[Triplet(prompt="p", response="r")])
 
-    assert [span.name for span in spans_of(rollout, ATTEMPT, NOW)] == ["s"]
+    assert [span.name for span in spans_of(rollout, ATTEMPT)] == ["s"]
 
 
 def test_messages_and_log_probabilities_of_a_triplet_are_kept() -> None:
@@ -160,22 +159,21 @@ def test_messages_and_log_probabilities_of_a_triplet_are_kept() -> None:
     response = {"token_ids": [1], "logprobs": [-0.5]}
     rollout = RolloutLegacy(rollout_id="rollout-1", triplets=[Triplet(prompt=prompt, response=response)])
 
-    (span,) = spans_of(rollout, ATTEMPT, NOW)
+    (span,) = spans_of(rollout, ATTEMPT)
 
-    assert span.attributes == {
+    assert {name: value for name, value in span.attributes.items() if "prompt" in name} == {
         "gen_ai.prompt.0.role": "system",
         "gen_ai.prompt.0.content": "Be kind.",
         "gen_ai.prompt.1.role": "user",
         "gen_ai.prompt.1.content": '["Hi"]',
-        "response_token_ids": [1],
-        "logprobs.content": "[-0.5]",
     }
+    assert (span.attributes["response_token_ids"], span.attributes["logprobs.content"]) == ("[1]", "[-0.5]")
 
 
 def test_the_same_result_gives_spans_of_the_same_ids() -> None:
     rollout = RolloutLegacy(rollout_id="rollout-1", final_reward=1.0, trace=[{"name": "a"}, {"name": "a"}, {"x": 1}])
 
-    first, again = ([span.span_id for span in spans_of(rollout, ATTEMPT, now)] for now in (NOW, NOW + 1))
+    first, again = ([span.span_id for span in spans_of(rollout, ATTEMPT)] for _ in range(2))
 
     assert first == again
     assert len(set(first)) == 4

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.results import rollout_from_result
 from agentlightning.legacy.server import AgentLightningServer
@@ -177,12 +178,9 @@ async def test_posted_triplets_are_model_calls_with_their_rewards(
 
     spans: list[Span] = list(await store.query_spans(rollout_id, "latest"))
     assert [span.name for span in spans] == ["openai.chat.completion", AGL_REWARD] * 2
-    assert spans[0].attributes == {
-        "prompt_token_ids": [1, 2],
-        "response_token_ids": [3],
-        "gen_ai.response.id": "a",
-    }
-    assert spans[2].attributes["gen_ai.prompt.0.content"] == "Hi"
+    read, other = TracerTraceToTriplet().adapt(spans)
+    assert (read.prompt["token_ids"], read.response["token_ids"], read.reward) == ([1, 2], [3], 0.5)
+    assert (read.metadata["response_id"], other.prompt["raw_content"][0]["content"]) == ("a", "Hi")
     assert [spans[1].attributes["reward"], spans[3].attributes["reward"]] == [0.5, 1.0]
     assert [span.sequence_id for span in spans] == [1, 2, 3, 4]
     assert spans == sorted(spans, key=lambda span: span.start_time or 0.0)

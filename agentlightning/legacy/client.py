@@ -12,10 +12,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakValueDictionary
 
 import requests
 from pydantic import BaseModel, ValidationError
@@ -35,23 +36,25 @@ from agentlightning.utils.once import fork_handlers
 
 logger = logging.getLogger(__name__)
 
-Json = dict[str, Any]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 OptionsT = ParamSpec("OptionsT")
 ResultT = TypeVar("ResultT")
 Callback = Callable[[ResourcesUpdate], object]
 """Is called with new resources; if it returns something awaitable, that is awaited."""
 
-RESOURCES_THREAD = "agl-legacy-resources"
-RESULT_TRIES = 5
+RESOURCES_THREAD: Final = "agl-legacy-resources"
+RESULT_TRIES: Final = 5
 """How often a result is sent to a server that does not answer, with the poll interval in between."""
-CLOSE_LOOK_SECONDS = 0.05
+CLOSE_LOOK_SECONDS: Final = 0.05
 """How often a coroutine that pauses looks whether the client was closed."""
-LONGEST_DETAIL = 1000
+LONGEST_DETAIL: Final = 1000
 """Bytes of a refusal that are logged."""
-_PASSING_STATUSES = (502, 503, 504)
-"""What a server that is starting answers, or a gateway before one that is down."""
-_NOT_FOUND, _GONE = 404, 410
+_NOT_FOUND: Final = 404
+_FAILURES: Final = {410: StoreError, 502: StoreUnavailable, 503: StoreUnavailable, 504: StoreUnavailable}
+"""By status: a server of another kind, which will never have a task, and one that is starting, or behind a gateway."""
+
+_POLLED: ContextVar[tuple[tuple[str, ...], Task | None]] = ContextVar("agentlightning_polled", default=((), None))
+"""Ids of the tasks that were polled here, and the last of them, of which a caller may hold no more than the input."""
 
 
 def _in_thread(
@@ -69,17 +72,13 @@ def _in_thread(
 class AgentLightningClient:
     """Fetches tasks and resources from an `AgentLightningServer` and posts results. New code uses a store client."""
 
-    _next_task_uri: ClassVar[str] = "/task"
-    _submit_tasks_uri: ClassVar[str] = "/tasks"
-    _resources_uri: ClassVar[str] = "/resources"
-    _latest_resources_uri: ClassVar[str] = "/resources/latest"
-    _report_rollout_uri: ClassVar[str] = "/rollout"
-    _report_rollouts_uri: ClassVar[str] = "/rollouts"
-
     _warning_stacklevel: ClassVar[int] = 3
     """Where the construction warning points: at the caller of `__init__`."""
     _has_server: ClassVar[bool] = True
     """Whether the endpoint is an address that requests are sent to."""
+    _closed: threading.Event
+    _newest: Task | None
+    """Kept alive, for whoever polled it may be gone, as the task of `asyncio.wait_for`."""
 
     def __init__(
         self, endpoint: str, poll_interval: float = 5.0, timeout: float = 10.0, *, token: str | None = None
@@ -106,15 +105,7 @@ class AgentLightningClient:
         self._default_headers = {"X-AgentLightning-Client": "true"}
         if shown := resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token):
             self._default_headers["Authorization"] = f"Bearer {shown}"
-        self._set_up()
-
-    def _set_up(self) -> None:
-        """What a copy in another process needs anew."""
-        self._is_in_trouble = False
-        self._closed = threading.Event()
-        self._open_tasks = _OpenTasks()
-        self._session = requests.Session()
-        fork_handlers().add(self, _leave_behind)
+        self.__setstate__({})
 
     # ------------------------------------------------------------------ operations
 
@@ -125,25 +116,17 @@ class AgentLightningClient:
             timeout: Seconds after which the wait ends with None; 0 asks once, None waits for ever. A request that is
                 under way then is not cut short, for its answer may be a claimed task.
         """
-        ends = math.inf if timeout is None else time.monotonic() + timeout
-        while not self._closed.is_set():
-            task = self._claim()
-            pause = min(self.poll_interval, ends - time.monotonic())
-            if task is not None or pause <= 0.0:
-                return self._polled(task)
+        pauses = self._pauses(timeout)
+        while (task := self._claim()) is None and (pause := next(pauses, 0.0)) > 0.0:
             self._closed.wait(pause)
-        return None
+        return self._polled(task)
 
     async def poll_next_task_async(self, timeout: float | None = None) -> Task | None:
-        """As `poll_next_task`."""
-        ends = math.inf if timeout is None else time.monotonic() + timeout
-        while not self._closed.is_set():
-            task = await asyncio.to_thread(self._claim)
-            pause = min(self.poll_interval, ends - time.monotonic())
-            if task is not None or pause <= 0.0:
-                return self._polled(task)
+        """As `poll_next_task`; no thread is taken while it waits."""
+        pauses = self._pauses(timeout)
+        while (task := await asyncio.to_thread(self._claim)) is None and (pause := next(pauses, 0.0)) > 0.0:
             await until(self._closed.is_set, timeout_seconds=pause, interval_seconds=CLOSE_LOOK_SECONDS)
-        return None
+        return self._polled(task)
 
     def submit_task(
         self,
@@ -153,9 +136,8 @@ class AgentLightningClient:
         metadata: JsonObject | None = None,
     ) -> str | None:
         """Have the server queue a task; the id of its rollout, or None if that failed."""
-        payload = {"sample": sample, "mode": mode, "resources_id": resources_id, "metadata": metadata}
-        answer = self._post_json(self._url(self._next_task_uri), payload)
-        return None if answer is None else answer.get("rollout_id")
+        row = {"sample": sample, "mode": mode, "resources_id": resources_id, "metadata": metadata}
+        return (self._exchange("/task", row) or {}).get("rollout_id")
 
     submit_task_async = _in_thread(submit_task)
 
@@ -163,9 +145,8 @@ class AgentLightningClient:
         self, samples: Sequence[TaskInput], mode: RolloutMode | None = None, resources_id: str | None = None
     ) -> list[str] | None:
         """Have the server queue several tasks in one request; the ids of their rollouts, or None if that failed."""
-        rows: list[Json] = [{"sample": sample, "mode": mode, "resources_id": resources_id} for sample in samples]
-        answer = self._post_json(self._url(self._submit_tasks_uri), rows)
-        return None if answer is None else answer.get("rollout_ids")
+        rows = [{"sample": sample, "mode": mode, "resources_id": resources_id} for sample in samples]
+        return (self._exchange("/tasks", rows) or {}).get("rollout_ids")
 
     submit_tasks_async = _in_thread(submit_tasks)
 
@@ -176,13 +157,13 @@ class AgentLightningClient:
         """
         if resource_id is None or resource_id in self._resource_cache:
             return None if resource_id is None else self._resource_cache[resource_id]
-        return self._cached(self._request_json(self._url(f"{self._resources_uri}/{quote(resource_id, safe='')}")))
+        return self._resources(quote(resource_id, safe=""))
 
     get_resources_by_id_async = _in_thread(get_resources_by_id)
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
         """What was published last, asked for each time; None if it cannot be had."""
-        return self._cached(self._request_json(self._url(self._latest_resources_uri)))
+        return self._resources("latest")
 
     get_latest_resources_async = _in_thread(get_latest_resources)
 
@@ -195,7 +176,7 @@ class AgentLightningClient:
         threading.Thread(target=self._follow_resources, args=[callback], name=RESOURCES_THREAD, daemon=True).start()
         return callback
 
-    def post_rollout(self, rollout: RolloutLegacy | JsonMapping | object) -> Json | None:
+    def post_rollout(self, rollout: RolloutLegacy | JsonMapping | object) -> JsonObject | None:
         """Report a result; the server's acknowledgement, or None if it was refused or could not be delivered.
 
         A result is a `RolloutLegacy`, a mapping of its fields with the `rollout_id` among them, or what an agent
@@ -204,46 +185,70 @@ class AgentLightningClient:
 
         A server that does not answer is tried several times; a result that is lost all the same leaves a warning.
         """
-        return self._deliver([self._result(rollout)], is_batch=False)
+        result = as_rollout(rollout) if is_report(rollout) else rollout_from_result(self._open_task(rollout), rollout)
+        return self._deliver([result], is_batch=False)
 
-    async def post_rollout_async(self, rollout: RolloutLegacy | JsonMapping | object) -> Json | None:
-        """As `post_rollout`."""
-        return await asyncio.to_thread(self._deliver, [self._result(rollout)], is_batch=False)
+    post_rollout_async = _in_thread(post_rollout)
 
-    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | JsonMapping]) -> Json | None:
+    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | JsonMapping]) -> JsonObject | None:
         """Report several results, each with its id, in one request."""
         return self._deliver([as_rollout(rollout) for rollout in rollouts], is_batch=True)
 
     post_rollouts_async = _in_thread(post_rollouts)
 
+    # ------------------------------------------------------------------ tasks and results
+
+    def _pauses(self, timeout: float | None) -> Iterator[float]:
+        """Seconds until the next poll, until the client is closed; none above zero when the time is over."""
+        ends = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._closed.is_set():
+            yield min(self.poll_interval, ends - time.monotonic())
+
     def _claim(self) -> Task | None:
         """Ask for a task once."""
-        offer = _checked(TaskIfAny, self._request_json(self._url(self._next_task_uri)))
+        offer = _checked(TaskIfAny, self._request_json("/task"))
         return offer.task if offer is not None and offer.is_available else None
 
     def _polled(self, task: Task | None) -> Task | None:
         if task is not None:
             self.task_count += 1
-            self._open_tasks.add(task)
+            self._open_tasks[task.rollout_id] = self._newest = task
+            earlier = [rollout_id for rollout_id in _POLLED.get()[0] if rollout_id in self._open_tasks]
+            _POLLED.set(((*earlier, task.rollout_id), task))
             logger.debug("Task %s polled from %s.", task.rollout_id, self.endpoint)
         return task
 
-    def _result(self, given: object) -> RolloutLegacy:
-        return as_rollout(given) if is_report(given) else rollout_from_result(self._open_tasks.only(given), given)
+    def _open_task(self, result: object) -> Task:
+        """The task that a bare result belongs to: the one polled in the same thread or asyncio task, else the only one.
 
-    def _deliver(self, rollouts: Sequence[RolloutLegacy], *, is_batch: bool) -> Json | None:
+        Nothing but an id tells several apart; a task that the caller has dropped does not count. InvalidTransition if
+        there is none, or more than one.
+        """
+        by_id = dict(self._open_tasks)
+        tasks = [by_id[rollout_id] for rollout_id in set(_POLLED.get()[0]) if rollout_id in by_id] or [*by_id.values()]
+        if len(tasks) == 1:
+            return tasks[0]
+        which = f"may belong to any of {len(tasks)} polled tasks" if tasks else "belongs to no task that was polled"
+        raise InvalidTransition(
+            f"post_rollout was given a {type(result).__name__}, which {which}; name the task with "
+            "rollout_from_result(task, result)."
+        )
+
+    def _deliver(self, rollouts: Sequence[RolloutLegacy], *, is_batch: bool) -> JsonObject | None:
         """Send results, several times to a server that does not answer; they may arrive twice without harm."""
         rows = [rollout.model_dump(mode="json") for rollout in rollouts]
-        url = self._url(self._report_rollouts_uri if is_batch else self._report_rollout_uri)
         ids = [rollout.rollout_id for rollout in rollouts]
-        answer = self._exchange(url, rows if is_batch else rows[0], tries=RESULT_TRIES, about=", ".join(ids))
+        path, payload = ("/rollouts", rows) if is_batch else ("/rollout", rows[0])
+        answer = self._exchange(path, payload, tries=RESULT_TRIES, lost=f"The result of {', '.join(ids)} ")
         for rollout_id in ids if answer is not None else ():
-            self._open_tasks.remove(rollout_id)
+            self._open_tasks.pop(rollout_id, None)
             logger.debug("Result of rollout %s posted to %s.", rollout_id, self.endpoint)
         return answer
 
-    def _cached(self, answer: Json | None) -> ResourcesUpdate | None:
-        update = _checked(ResourcesUpdate, answer)
+    # ------------------------------------------------------------------ resources
+
+    def _resources(self, name: str) -> ResourcesUpdate | None:
+        update = _checked(ResourcesUpdate, self._request_json(f"/resources/{name}"))
         if update is not None:
             self._resource_cache[update.resources_id] = update
             logger.debug("Resources %s received from %s.", update.resources_id, self.endpoint)
@@ -263,84 +268,72 @@ class AgentLightningClient:
 
     # ------------------------------------------------------------------ requests
 
-    def _url(self, uri: str) -> str:
-        return urljoin(self.endpoint, uri)
-
-    def _request_json(self, url: str) -> Json | None:
+    def _request_json(self, url: str) -> JsonObject | None:
         return self._exchange(url)
 
     _request_json_async = _in_thread(_request_json)
 
-    def _post_json(self, url: str, payload: Json | list[Json]) -> Json | None:
+    def _post_json(self, url: str, payload: JsonObject | list[JsonObject]) -> JsonObject | None:
         return self._exchange(url, payload)
 
     _post_json_async = _in_thread(_post_json)
 
     def _exchange(
-        self, url: str, payload: Json | list[Json] | None = None, *, tries: int = 1, about: str = ""
-    ) -> Json | None:
+        self, url: str, payload: JsonObject | list[JsonObject] | None = None, *, tries: int = 1, lost: str = ""
+    ) -> JsonObject | None:
         """Send a request, a GET without a payload; None, and a line in the log, if that fails.
 
+        A failed question is a warning once, until the server answers again; anything else is one each time.
+
         Args:
+            url: An address, or a path of the server.
             tries: How often it is sent to a server that does not answer.
-            about: The rollouts whose results are lost if it fails.
+            lost: What is lost if it fails, for the log.
         """
+        failure = ""
         for number in range(1, tries + 1):
             try:
-                return self._send(url, payload)
+                answer = self._send(urljoin(self.endpoint, url), payload)
             except StoreUnavailable as error:
-                if number < tries and not self._closed.wait(self.poll_interval):
-                    continue
-                lost = f"The result of {about} could not be delivered after {number} tries and is lost: "
-                self._log_failure(f"{lost if about else ''}{error}", is_question=payload is None)
-                return None
-            except ValueError as refused:
-                lost = f"The result of {about} is lost: " if about else ""
-                self._log_failure(f"{lost}{refused}", is_question=payload is None)
-                return None
+                failure = f"{lost and f'{lost}could not be delivered after {number} tries and is lost: '}{error}"
+                if number == tries or self._closed.wait(self.poll_interval):
+                    break
+            except ValueError as error:
+                failure = f"{lost and f'{lost}is lost: '}{error}"
+                break
+            else:
+                self._is_in_trouble = False
+                return answer
+        is_known = payload is None and (self._is_in_trouble or self._closed.is_set())
+        self._is_in_trouble = self._is_in_trouble or payload is None
+        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s", failure)
         return None
 
-    def _send(self, url: str, payload: Json | list[Json] | None) -> Json | None:
+    def _send(self, url: str, payload: JsonObject | list[JsonObject] | None) -> JsonObject | None:
         """The JSON object of an answer; StoreUnavailable if it may come later, ValueError if it is another.
 
         StoreError of a server that does not speak this protocol.
         """
         if self._closed.is_set():
             raise StoreUnavailable("This client is closed; make a new one.")
-        method, headers, body = "GET", self._default_headers, None
-        if payload is not None:
-            method, headers = "POST", {**headers, "Content-Type": "application/json"}
-            body = json.dumps(to_jsonable_python(payload)).encode()
-        request = f"{method} {url}"
+        method = "GET" if payload is None else "POST"
+        headers = self._default_headers | ({} if payload is None else {"Content-Type": "application/json"})
+        body = None if payload is None else json.dumps(to_jsonable_python(payload)).encode()
         try:
             answer = self._session.request(method, url, data=body, headers=headers, timeout=self.timeout)
         except (requests.RequestException, ValueError) as error:
-            raise StoreUnavailable(f"{request} got no answer: {str(error) or type(error).__name__}") from error
-        if not answer.ok:
-            detail = answer.content[:LONGEST_DETAIL].decode(errors="replace")
-            text = f"{request} was refused with {answer.status_code}: {detail}"
-            if answer.status_code in _PASSING_STATUSES:
-                raise StoreUnavailable(text)
-            if answer.status_code == _GONE:  # a server of another kind, which will never have a task
-                raise StoreError(text)
-            if answer.status_code != _NOT_FOUND or not urlsplit(url).path.startswith(self._resources_uri):
-                raise ValueError(text)
-            logger.debug("%s", text)  # there are no resources, which is an answer
+            raise StoreUnavailable(f"{method} {url} got no answer: {str(error) or type(error).__name__}") from error
+        detail = answer.content[:LONGEST_DETAIL].decode(errors="replace")
+        if answer.status_code == _NOT_FOUND and urlsplit(url).path.startswith("/resources"):
+            logger.debug("%s %s: %s", method, url, detail)  # there are none, which is an answer
             return None
-        try:
-            value = json.loads(answer.content) if answer.content else None
-        except ValueError as error:
-            raise ValueError(f"{request} was answered with no JSON: {error}") from error
+        if not answer.ok:
+            kind = _FAILURES.get(answer.status_code, ValueError)
+            raise kind(f"{method} {url} was refused with {answer.status_code}: {detail}")
+        value: object = json.loads(answer.content or b"null")
         if value is not None and not isinstance(value, dict):
-            raise ValueError(f"{request} was answered with a JSON {type(value).__name__}, no object.")
-        self._is_in_trouble = False
+            raise ValueError(f"{method} {url} was answered with no JSON object: {detail}")
         return value
-
-    def _log_failure(self, text: str, *, is_question: bool) -> None:
-        """Log a failure: what was to be written each time, questions once until the server answers again."""
-        is_known = is_question and (self._is_in_trouble or self._closed.is_set())
-        self._is_in_trouble = self._is_in_trouble or is_question
-        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s", text)
 
     # ------------------------------------------------------------------ life
 
@@ -366,72 +359,22 @@ class AgentLightningClient:
         self.close()
 
     def __getstate__(self) -> JsonObject:
-        """Address and settings travel to another process; connections and callbacks stay behind."""
-        own = ("_closed", "_session", "_is_in_trouble", "_open_tasks")
+        """Address and settings travel to another process; connections, callbacks and open tasks stay behind."""
+        own = ("_closed", "_session", "_is_in_trouble", "_open_tasks", "_newest")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: JsonObject) -> None:
         self.__dict__.update(state)
-        self._set_up()
+        self._is_in_trouble = False
+        self._closed = threading.Event()
+        self._open_tasks: WeakValueDictionary[str, Task] = WeakValueDictionary()
+        self._newest = None
+        self._connect()
+        fork_handlers().add(self, AgentLightningClient._connect)
 
-
-class _OpenTasks:
-    """The tasks that were polled and not reported, so that a bare result finds the task it belongs to: the one that the
-    same thread or asyncio task polled and still holds, else the only one there is. Nothing but an id tells several
-    apart; a task that the caller has dropped does not count."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # protects the fields below
-        self._polled: list[tuple[ref[object], ref[Task]]] = []  # who polled, and what
-        # Kept alive until the next poll, because a caller may hold no more than the input of a task: the last one of
-        # each caller, and the newest of all, whose caller may be gone, such as the task of `asyncio.wait_for`.
-        self._last: WeakKeyDictionary[object, Task] = WeakKeyDictionary()
-        self._newest: Task | None = None
-
-    def add(self, task: Task) -> None:
-        caller = _caller()
-        with self._lock:
-            self._last[caller] = self._newest = task
-            self._polled = [(who, one) for who, one in self._polled if one() is not None]
-            self._polled.append((ref(caller), ref(task)))
-
-    def remove(self, rollout_id: str) -> None:
-        with self._lock:
-            self._polled = [
-                (who, one) for who, one in self._polled if (task := one()) and task.rollout_id != rollout_id
-            ]
-            for caller in [caller for caller, task in self._last.items() if task.rollout_id == rollout_id]:
-                del self._last[caller]
-            if self._newest is not None and self._newest.rollout_id == rollout_id:
-                self._newest = None
-
-    def only(self, result: object) -> Task:
-        """The task that a bare result belongs to; InvalidTransition if there is none, or more than one."""
-        caller = _caller()
-        with self._lock:
-            held = [(who(), task) for who, one in self._polled if (task := one()) is not None]
-        tasks = [task for who, task in held if who is caller] or [task for _, task in held]
-        if len(tasks) == 1:
-            return tasks[0]
-        which = f"may belong to any of {len(tasks)} polled tasks" if tasks else "belongs to no task that was polled"
-        raise InvalidTransition(
-            f"post_rollout was given a {type(result).__name__}, which {which}; name the task with "
-            "rollout_from_result(task, result)."
-        )
-
-
-def _caller() -> object:
-    """The asyncio task that runs, or else the thread."""
-    try:
-        running = asyncio.current_task()
-    except RuntimeError:  # no event loop in this thread
-        running = None
-    return running or threading.current_thread()
-
-
-def _leave_behind(client: AgentLightningClient) -> None:
-    """In a forked child: the parent goes on using its sockets, so the child opens its own."""
-    client._session = requests.Session()
+    def _connect(self) -> None:
+        """Open connections of this process; in a forked child, the parent goes on using its own."""
+        self._session = requests.Session()
 
 
 def _check_address(endpoint: str) -> None:
@@ -449,12 +392,10 @@ def _check_address(endpoint: str) -> None:
         )
 
 
-def _checked(model: type[ModelT], answer: Json | None) -> ModelT | None:
+def _checked(model: type[ModelT], answer: JsonObject | None) -> ModelT | None:
     """An answer as what it should be; None, and a line in the log, if it is something else."""
-    if answer is None:
-        return None
     try:
-        return model.model_validate(answer)
+        return None if answer is None else model.model_validate(answer)
     except ValidationError as error:
         logger.debug("The server's answer is not a valid %s: %s", model.__name__, error)
         return None

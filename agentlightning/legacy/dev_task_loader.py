@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentlightning.errors import ConfigurationError, NotFound
-from agentlightning.legacy.client import AgentLightningClient, Callback, Json
+from agentlightning.legacy.client import AgentLightningClient, Callback
 from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskInput
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.json_values import JsonObject
@@ -54,7 +54,9 @@ class DevTaskLoader(AgentLightningClient):
         return self._rollouts
 
     def _claim(self) -> Task | None:
-        """The next task; after the last one comes the first again."""
+        """The next task; after the last one comes the first again. None of a closed loader."""
+        if self._closed.is_set():
+            return None
         index = self._task_index
         self._task_index = (index + 1) % len(self._tasks)
         task = self._tasks[index]
@@ -105,11 +107,11 @@ class DevTaskLoader(AgentLightningClient):
         callback(self._resources_update)
         return callback
 
-    def _deliver(self, rollouts: Sequence[RolloutLegacy], *, is_batch: bool) -> Json | None:
+    def _deliver(self, rollouts: Sequence[RolloutLegacy], *, is_batch: bool) -> JsonObject | None:
         """Keep results."""
         ids = [rollout.rollout_id for rollout in rollouts]
         for rollout_id in ids:
-            self._open_tasks.remove(rollout_id)
+            self._open_tasks.pop(rollout_id, None)
         self._rollouts.extend(rollouts)
         return {"status": "received", **({"rollout_ids": ids} if is_batch else {"rollout_id": ids[0]})}
 

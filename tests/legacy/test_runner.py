@@ -280,12 +280,6 @@ def test_an_adapter_that_makes_something_else_makes_no_triplets(
     assert "makes no triplets" in caplog.text
 
 
-def test_a_result_can_be_converted_without_a_task() -> None:
-    runner = running(Returning(None), DevTaskLoader(["hello"], {}))
-
-    assert runner._to_rollout_object(0.5, "rollout-1") == RolloutLegacy(rollout_id="rollout-1", final_reward=0.5)
-
-
 def test_the_trace_of_a_rollout_is_not_that_of_the_one_before(tracer: Tracer) -> None:
     loader, agent = DevTaskLoader(["hello"], {}), Returning(None, calls=2)
     runner = running(agent, loader, tracer=tracer)

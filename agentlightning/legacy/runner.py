@@ -83,8 +83,11 @@ class LegacyAgentRunner(ParallelWorkerBase):
                 return await self._do(task, here)
             return False
 
+        def interrupt() -> None:
+            loop.stop()
+
         try:
-            return here.wait_for(lambda: loop.run(do_unless_interrupted()), loop.stop)
+            return here.wait_for(lambda: loop.run(do_unless_interrupted()), interrupt)
         finally:
             loop.stop()
 

@@ -14,7 +14,7 @@ import logging
 import pkgutil
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import psutil
-from typing_extensions import TypeIs
 
 from agentlightning.adapter.base import Adapter, TraceAdapter
 from agentlightning.algorithm import Algorithm
@@ -37,6 +36,7 @@ from agentlightning.trainer import Trainer
 from agentlightning.types import TaskInput
 from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.deprecation import deprecated
+from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import run_in_loop
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 Backend: TypeAlias = str | AgentLightningClient
 """Where tasks come from: the address of a server, or a client of one."""
 
-_USER_OF_FIT_V0 = 4
+_USER_OF_FIT_V0: Final = 4
 """Stack level of whoever called `Trainer.fit_v0`, which calls ours."""
 
 
@@ -65,62 +65,39 @@ def fit_v0(
         dev_data: The server to use with `Trainer(dev=True)`, where the algorithm does not run.
         dev_backend: Former name of `dev_data`.
     """
-    deprecated(
-        "fit_v0 and URLs as data sets speak the v0.1 protocol, which is deprecated; use fit and a store.",
-        stacklevel=_USER_OF_FIT_V0,
-    )
+    text = "fit_v0 and URLs as data sets speak the v0.1 protocol, which is deprecated; use fit and a store."
+    deprecated(text, stacklevel=_USER_OF_FIT_V0)
     if not isinstance(agent, LitAgent):
         raise ConfigurationError(f"fit_v0 needs an agent, an instance of LitAgent; it is {agent!r}.")
-    source = _dev_backend(dev_data, dev_backend) if trainer.dev_mode else train_data
-    algorithm: Algorithm | None = None
-    if not _is_backend(source):
-        algorithm = _serving(trainer.algorithm)
-        source = algorithm.get_client()
-    with _client_of(source) as client:
+    if dev_backend is not None:
+        deprecated("Argument 'dev_backend' of fit_v0() is now called 'dev_data'.", stacklevel=_USER_OF_FIT_V0)
+    source = (dev_data if dev_data is not None else dev_backend) if trainer.dev_mode else train_data
+    algorithm = None if isinstance(source, (str, AgentLightningClient)) else _serving(trainer)
+    with _client_of(source if algorithm is None else algorithm.get_client()) as client, ExitStack() as life:
         agent.set_trainer(trainer)
         plan = WorkerPlan(agent, client, trainer.tracer, _exporter_for(agent, trainer.adapter), trainer.max_tasks)
         trainer.tracer.init()
-        try:
-            if algorithm is not None:
-                with worker_processes(plan, trainer.n_workers, daemon=trainer.daemon):
-                    _run(algorithm, trainer, train_data, val_data)
-                return
-            unused = {"val_data": val_data, "algorithm": trainer.algorithm, "hooks": trainer.hooks or None}
-            if names := [name for name, value in unused.items() if value is not None]:
-                logger.warning("Not used with tasks of a v0.1 server: %s.", ", ".join(names))
-            if trainer.n_workers == 1:
-                plan.work(0)
-                return
-            with worker_processes(plan, trainer.n_workers, daemon=trainer.daemon) as processes:
-                join_workers(processes)
-        except KeyboardInterrupt:
-            logger.info("Interrupted; the workers have ended.")
-            raise
-        finally:
-            trainer.tracer.teardown()
+        life.callback(trainer.tracer.teardown)
+        if algorithm is None and (unused := _unused(trainer, val_data)):
+            logger.warning("Not used with tasks of a v0.1 server: %s.", unused)
+        if algorithm is None and trainer.n_workers == 1:
+            plan.work(0)
+            return
+        processes = life.enter_context(worker_processes(plan, trainer.n_workers, daemon=trainer.daemon))
+        if algorithm is not None:
+            _run(algorithm, trainer, train_data, val_data)
+        else:
+            join_workers(processes)
 
 
-# ---------------------------------------------------------------------- where tasks come from
-
-
-def _is_backend(given: object) -> TypeIs[Backend]:
-    return isinstance(given, (str, AgentLightningClient))
-
-
-def _dev_backend(dev_data: Backend | None, dev_backend: Backend | None) -> Backend:
-    if dev_backend is not None:
-        deprecated("Argument 'dev_backend' of fit_v0() is now called 'dev_data'.", stacklevel=_USER_OF_FIT_V0 + 1)
-    chosen = dev_data if dev_data is not None else dev_backend
-    if not _is_backend(chosen):
+def _serving(trainer: Trainer) -> Algorithm:
+    """The trainer's algorithm, if it is to serve the tasks to v0.1 clients."""
+    if trainer.dev_mode:
         raise ConfigurationError(
             "Trainer(dev=True) takes its tasks from dev_data, the URL of a v0.1 server or a client such as "
-            f"DevTaskLoader; it is {chosen!r}."
+            "DevTaskLoader."
         )
-    return chosen
-
-
-def _serving(algorithm: Algorithm | None) -> Algorithm:
-    """The algorithm, if it serves v0.1 clients."""
+    algorithm = trainer.algorithm
     if algorithm is None or type(algorithm).get_client is Algorithm.get_client:
         name = "there is none" if algorithm is None else f"{type(algorithm).__name__} has none"
         raise ConfigurationError(
@@ -130,8 +107,13 @@ def _serving(algorithm: Algorithm | None) -> Algorithm:
     return algorithm
 
 
+def _unused(trainer: Trainer, val_data: object) -> str:
+    options = {"val_data": val_data, "algorithm": trainer.algorithm, "hooks": trainer.hooks or None}
+    return ", ".join(name for name, value in options.items() if value is not None)
+
+
 @contextmanager
-def _client_of(backend: Backend) -> Iterator[AgentLightningClient]:
+def _client_of(backend: Any) -> Iterator[AgentLightningClient]:
     """A client of the server; one that is made here is closed at the end."""
     if isinstance(backend, AgentLightningClient):
         yield backend
@@ -230,22 +212,17 @@ def worker_processes(plan: WorkerPlan, count: int, *, daemon: bool = True) -> It
     Args:
         daemon: False lets an agent start processes with multiprocessing, which a daemon may not.
     """
-    context = start_context()
     processes: list[BaseProcess] = []
-    try:
+    with ExitStack() as ends:
         for number in range(count):
             name = f"{NAME_PREFIX}Worker-{number}"
-            target, arguments = plan.work_as_process, (number, name)
-            process: BaseProcess = context.Process(target=target, args=arguments, name=name, daemon=daemon)
+            options: JsonObject = {"target": plan.work_as_process, "args": (number, name), "name": name}
+            process: BaseProcess = start_context().Process(**options, daemon=daemon)
             with already_told():  # Python 3.12 warns of threads in a process that forks
                 process.start()
             processes.append(process)
+            ends.callback(end_process, process)
         yield processes
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            end_process(process)
 
 
 def join_workers(processes: Sequence[BaseProcess]) -> None:
@@ -257,8 +234,6 @@ def join_workers(processes: Sequence[BaseProcess]) -> None:
         raise TrainingError(f"Subprocesses failed: {', '.join(failed)}; the log says why.")
 
 
-# ---------------------------------------------------------------------- workers that were left behind
-
 # Our workers end with the process that started them; those of earlier releases may have been left. A process is killed
 # only if it bears a worker's name, belongs to the user who asks, and is a child of this process or an orphan: workers
 # of another training on the same machine are neither.
@@ -266,51 +241,35 @@ def join_workers(processes: Sequence[BaseProcess]) -> None:
 
 def kill_orphaned_processes() -> None:
     """Kill the workers that were left behind by this user's trainings, and those of this process."""
-    for process in orphaned_among(psutil.process_iter()):
-        try:
+    for process in filter(may_be_killed, psutil.process_iter()):
+        with suppress(psutil.Error):
             process.kill()  # psutil makes sure that the number does not belong to another process by now
-        except psutil.Error as error:
-            logger.warning("Process %d could not be killed: %s", process.pid, error)
-        else:
             logger.info("Killed process %d, which was left behind.", process.pid)
 
 
-def orphaned_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that may be killed; a process that cannot be looked at, or ends meanwhile, is none of them."""
+def may_be_killed(process: psutil.Process) -> bool:
+    """Whether a process is a worker that was left behind; one that cannot be looked at, or ends meanwhile, is not."""
     me = psutil.Process()
-    found = []
-    for process in processes:
-        try:
-            if _may_be_killed(process, me):
-                found.append(process)
-        except psutil.Error as error:
-            logger.debug("Process %d is left alone: %s", process.pid, error)
-    return found
-
-
-def _may_be_killed(process: psutil.Process, me: psutil.Process) -> bool:
-    if process == me or not process.name().startswith(NAME_PREFIX):
+    try:
+        is_worker = process != me and process.name().startswith(NAME_PREFIX) and process.username() == me.username()
+        if not is_worker or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        # An orphan is adopted by a process of the system. A worker runs the same Python as its trainer, under the same
+        # user, so a parent that does not has adopted it; this holds in a container too, whose trainer may be number 1.
+        parent = process.parent()
+        if parent is None or parent == me or parent.username() != process.username():
+            return True
+    except psutil.Error:
         return False
-    if process.username() != me.username() or process.status() == psutil.STATUS_ZOMBIE:
-        return False
-    # An orphan is adopted by a process of the system. A worker runs the same Python as its trainer, under the same
-    # user, so a parent that does not has adopted it; this holds in a container too, where the trainer may be number 1.
-    parent = process.parent()
-    if parent is None or parent == me or parent.username() != process.username():
-        return True
     try:
         return parent.exe() != process.exe()
-    except psutil.AccessDenied:  # it has more rights than its children
-        return True
-
-
-# ---------------------------------------------------------------------- the trainer of the first release
+    except psutil.Error as error:
+        return isinstance(error, psutil.AccessDenied)  # the parent has more rights than its children
 
 
 class TrainerLegacy(Trainer):
     """A `Trainer` that can be taken through its life by hand, as in the first release."""
 
-    _client: AgentLightningClient | None = None
     _connection: ExitStack | None = None
 
     def init(self, backend: Backend) -> None:
@@ -319,17 +278,17 @@ class TrainerLegacy(Trainer):
         self._connection = ExitStack()
         self._client = self._connection.enter_context(_client_of(backend))
         self.tracer.init()
+        self._connection.callback(self.tracer.teardown)
 
     def teardown(self) -> None:
         """Undo `init`; harmless without it."""
         if self._connection is not None:
             self._connection.close()
-            self._client = self._connection = None
-            self.tracer.teardown()
+            self._connection = None
 
     def client(self) -> AgentLightningClient:
         """The client; RuntimeError before `init`."""
-        if self._client is None:
+        if self._connection is None:
             raise TrainingError("The trainer has no client yet; call init(backend) first.")
         return self._client
 

@@ -14,7 +14,7 @@ import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
-from agentlightning.legacy.trainer import TrainerLegacy, WorkerPlan, join_workers, orphaned_among, worker_processes
+from agentlightning.legacy.trainer import TrainerLegacy, WorkerPlan, join_workers, may_be_killed, worker_processes
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer
 from tests.legacy.agents import Newer
@@ -105,13 +105,13 @@ def test_an_orphan_is_killed(start: Start, worker: str, monkeypatch: pytest.Monk
 
 
 def test_a_worker_of_another_training_is_left_alone(start: Start, worker: str) -> None:
-    assert orphaned_among([start(STARTING, worker, "stay")]) == []
+    assert not may_be_killed(start(STARTING, worker, "stay"))
 
 
 def test_a_child_of_ours_is_taken_if_it_is_a_worker(start: Start, worker: str) -> None:
     child, other = start(worker), start(WORKING.format(name="something-else"))
 
-    assert orphaned_among([child, other]) == [child]
+    assert [may_be_killed(child), may_be_killed(other)] == [True, False]
 
 
 def refuse() -> str:
@@ -125,7 +125,7 @@ def test_a_process_that_is_not_known_to_be_ours_is_left_alone(
     child = start(worker)
     monkeypatch.setattr(child, "username", username)
 
-    assert orphaned_among([child]) == []
+    assert not may_be_killed(child)
 
 
 def test_this_process_and_those_that_are_gone_are_left_alone(start: Start, worker: str) -> None:
@@ -133,7 +133,8 @@ def test_this_process_and_those_that_are_gone_are_left_alone(start: Start, worke
     gone.kill()
     gone.wait()
 
-    assert orphaned_among([psutil.Process(), gone]) == []
+    assert not may_be_killed(psutil.Process())
+    assert not may_be_killed(gone)
 
 
 def test_workers_end_with_their_trainer(start: Start) -> None:

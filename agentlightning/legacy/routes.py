@@ -7,8 +7,8 @@ Every request is checked first: its caller, its token, the size of its body, whi
 is answered with 400, a server that has not started or has stopped with 503; both say why under `detail`.
 """
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -29,7 +29,6 @@ from agentlightning.utils.json_values import JsonObject
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 """Largest body, packed and unpacked."""
 _RUNNERS_POSTS: Final = ("/rollout", "/rollouts")
-_ROLLOUTS: Final = TypeAdapter(list[RolloutLegacy])
 
 
 class Submission(BaseModel):
@@ -41,62 +40,59 @@ class Submission(BaseModel):
     metadata: JsonObject | None = None
 
 
-_SUBMISSIONS: Final = TypeAdapter(list[Submission])
-
-
 class Publication(BaseModel):
     """Resources to be published."""
 
     resources: NamedResources
 
 
+_SUBMISSIONS: Final = TypeAdapter(list[Submission])
+_ROLLOUTS: Final = TypeAdapter(list[RolloutLegacy])
+
+
+@dataclass(frozen=True)
 class Call:
     """One request to a server that has started."""
 
-    def __init__(
-        self, data_store: ServerDataStore, request: Request, body: bytes, scope: Scope, token: str | None
-    ) -> None:
-        self.store = data_store
-        self.body = body
-        self._request = request
-        self._scope = scope
-        self._credentials = AnswerCredentials(data_store.store, token)
+    store: ServerDataStore
+    body: bytes
+    scope: Scope
+    """On whose behalf the caller speaks."""
+    host: str
+    """Where it is."""
+    credentials: AnswerCredentials
 
     async def next_task(self) -> Response:
         """Claim the next task; tasks whose claim has run out of time are back in the queue before it is served."""
         await self.store.forget_stale_tasks()
-        client = self._request.scope.get("client")
-        task = await self.store.get_next_task(f"legacy-{client[0] if client else 'unknown'}")
-        if task is not None and self._scope.kind != "admin":
+        task = await self.store.get_next_task(f"legacy-{self.host}")
+        if task is not None and self.scope.kind != "admin":
             task = await self.store.with_resources_of_attempt(task)
         return _written(TaskIfAny(is_available=task is not None, task=task))
 
     async def submit_task(self) -> Response:
         """Queue a task."""
-        task = Submission.model_validate_json(self.body)
-        rollout_id = await self.store.add_task(task.sample, task.mode, task.resources_id, task.metadata)
-        return json_response({"rollout_id": rollout_id})
+        ids = await self._submit([Submission.model_validate_json(self.body)])
+        return json_response({"rollout_id": ids[0]})
 
     async def submit_tasks(self) -> Response:
         """Queue several tasks, in order; none of them if one is malformed."""
-        tasks = _SUBMISSIONS.validate_json(self.body)
+        return json_response({"rollout_ids": await self._submit(_SUBMISSIONS.validate_json(self.body))})
+
+    async def _submit(self, tasks: Sequence[Submission]) -> list[str]:
         check_sendable("A task", [task.model_dump() for task in tasks])
-        ids = [await self.store.add_task(one.sample, one.mode, one.resources_id, one.metadata) for one in tasks]
-        return json_response({"rollout_ids": ids})
+        return [await self.store.add_task(**dict(task)) for task in tasks]
 
-    async def latest_resources(self) -> Response:
-        """What was published last; 404 if nothing was."""
-        latest = await self.store.get_latest_resources()
-        if latest is None:
-            raise NotFound("No resources have been set; publish some with update_resources.")
-        return _written(await self._credentials.shown_to(self._scope, latest))
-
-    async def resources_by_id(self, resource_id: str) -> Response:
-        """Resources by their id."""
-        update = await self.store.get_resources_by_id(resource_id) or await self.store.resources_of_attempt(resource_id)
+    async def resources(self, resource_id: str) -> Response:
+        """Resources by their id, or what was published last; 404 if there are none."""
+        if resource_id == "latest":
+            update = await self.store.get_latest_resources()
+        else:
+            known = await self.store.get_resources_by_id(resource_id)
+            update = known or await self.store.resources_of_attempt(resource_id)
         if update is None:
-            raise NotFound(f"Resources with ID '{resource_id}' not found; ask for /resources/latest.")
-        return _written(await self._credentials.shown_to(self._scope, update))
+            raise NotFound(f"Resources '{resource_id}' not found; publish some with update_resources.")
+        return _written(await self.credentials.shown_to(self.scope, update))
 
     async def publish_resources(self) -> Response:
         """Publish resources; they become the latest."""
@@ -116,8 +112,9 @@ class Call:
         for rollout in rollouts:
             await self.store.store_rollout(rollout)
         data = {"rollout_ids": [rollout.rollout_id for rollout in rollouts]}
-        message = f"{len(rollouts)} rollouts received and stored."
-        return _written(GenericResponse(status="ok", message=message, data=data))
+        return _written(
+            GenericResponse(status="ok", message=f"{len(rollouts)} rollouts received and stored.", data=data)
+        )
 
     async def health(self) -> Response:
         """Whether the server is ready and its store can be written to, else 503; claims nothing."""
@@ -138,8 +135,7 @@ class LegacyApp:
             ("GET", "/task", Call.next_task),
             ("POST", "/task", Call.submit_task),
             ("POST", "/tasks", Call.submit_tasks),
-            ("GET", "/resources/latest", Call.latest_resources),
-            ("GET", "/resources/{resource_id}", Call.resources_by_id),
+            ("GET", "/resources/{resource_id}", Call.resources),
             ("POST", "/resources", Call.publish_resources),
             ("POST", "/rollout", Call.report_rollout),
             ("POST", "/rollouts", Call.report_rollouts),
@@ -148,9 +144,9 @@ class LegacyApp:
             self._routes.add(verb, path, endpoint)
 
     async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1000})
             return
         request = Request(scope, receive)
         try:
@@ -159,9 +155,7 @@ class LegacyApp:
         except Disconnected:
             return
         except ValidationError as error:  # what is wrong where; the input is not repeated
-            problems = [
-                {"type": one["type"], "loc": ["body", *one["loc"]], "msg": one["msg"]} for one in error.errors()
-            ]
+            problems = error.errors(include_url=False, include_context=False, include_input=False)
             response = json_response({"detail": problems}, 400)
         except AgentLightningError as error:
             response = error_response(error)
@@ -183,20 +177,16 @@ class LegacyApp:
         found = self._routes.find(verb, request.raw_path)
         if found is None:
             allowed = ", ".join(self._routes.verbs(request.raw_path))
-            headers = [(b"allow", allowed.encode())] if allowed else []
-            return json_response(
-                {"detail": "Method Not Allowed" if allowed else "Not Found"}, 405 if allowed else 404, headers
-            )
+            text, status = ("Method Not Allowed", 405) if allowed else ("Not Found", 404)
+            return json_response({"detail": text}, status, [(b"allow", allowed.encode())] if allowed else [])
         endpoint, values = found
-        async with AsyncExitStack() as memory:
-            body = b""
-            if verb == "POST":
-                max_bytes = MAX_BODY_BYTES if permitted.kind == "admin" else LARGE_BYTES
-                reading = self._bodies.read(request, max_bytes=max_bytes, timeout_seconds=BODY_TIMEOUT_SECONDS)
-                body = await memory.enter_async_context(reading)
-                await self._bodies.parse(body, lambda body: None)
+        max_bytes = 0 if verb == "GET" else MAX_BODY_BYTES if permitted.kind == "admin" else LARGE_BYTES
+        async with self._bodies.read(request, max_bytes=max_bytes, timeout_seconds=BODY_TIMEOUT_SECONDS) as body:
+            await self._bodies.parse(body, lambda body: None)  # it may hold too many values
             if self.data_store is not None:
-                return await endpoint(Call(self.data_store, request, body, permitted, self._token), **values)
+                host = (request.scope.get("client") or ["unknown"])[0]
+                credentials = AnswerCredentials(self.data_store.store, self._token)
+                return await endpoint(Call(self.data_store, body, permitted, host, credentials), **values)
         if endpoint is Call.next_task:
             return _written(TaskIfAny(is_available=False))
         raise StoreUnavailable("The server is not initialised; wait until it has started.")

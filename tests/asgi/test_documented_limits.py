@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.asgi import answers, bodies, compression, protocol, request
-from agentlightning.legacy.routes import MAX_BODY_BYTES
+from agentlightning.legacy.server import MAX_BODY_BYTES
 from agentlightning.llm_proxy import proxied_call
 from agentlightning.llm_proxy.gateway import GatewaySettings
 from agentlightning.store.http import live, service

@@ -120,7 +120,7 @@ def test_a_token_that_cannot_be_one_is_refused() -> None:
 
 @pytest.mark.parametrize("is_compressed", [False, True], ids=["plain", "compressed"])
 async def test_a_body_above_the_limit_is_refused(is_compressed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.legacy.routes.MAX_BODY_BYTES", 10_000)
+    monkeypatch.setattr("agentlightning.legacy.server.MAX_BODY_BYTES", 10_000)
     server = AgentLightningServer(port=0)
     await server.start()
     body = json.dumps({"sample": "x" * 20_000}).encode()

@@ -1,6 +1,6 @@
 """Public path of AgentOps' instrumentation, which lives in `agentlightning.legacy`."""
 
-from agentlightning.legacy.agentops_patches import enable_agentops_service, instrument_agentops, uninstrument_agentops
+from agentlightning.legacy.agentops import enable_agentops_service, instrument_agentops, uninstrument_agentops
 from agentlightning.legacy.agentops_service import AgentOpsServerManager, agentops_local_server
 
 __all__ = [

@@ -17,7 +17,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from agentlightning.errors import ConfigurationError, TracingError
 from agentlightning.utils.child_process import end_process, leave_with_parent
-from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -57,12 +56,10 @@ def listen(port: int | None = None) -> socket.socket:
     port is taken."""
     try:
         return socket.create_server((HOST, port or 0), backlog=_BACKLOG)
-    except OverflowError as error:
-        raise ConfigurationError(f"port is {port}; ports go from 0, which takes a free one, to 65535.") from error
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ConfigurationError(
-            f"Cannot listen on {HOST}:{port}: {error}. "
-            "Another process may already be using this port; stop it, or choose another with port."
+            f"Cannot listen on {HOST}:{port}: {error}. Another process may already be using this port; stop it, or "
+            "choose another from 0, which takes a free one, to 65535."
         ) from error
 
 
@@ -121,21 +118,19 @@ class AgentOpsServerManager:
         with listen(self._asked_port) as listening:
             self.server_port = listening.getsockname()[1]
             context = multiprocessing.get_context("spawn")  # a server in a fork would hold our files and locks
-            self.server_process = context.Process(
-                target=_serve_in_child, args=(listening,), name=PROCESS_NAME, daemon=self.daemon
-            )
-            self.server_process.start()
-        address = f"http://{HOST}:{self.server_port}"
+            process = context.Process(target=_serve_in_child, args=(listening,), name=PROCESS_NAME, daemon=self.daemon)
+            self.server_process = process
+            process.start()
         # The request waits in the backlog until the child serves. Whatever proxy the environment names, this machine is
         # reached without one.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            opener.open(f"{address}/health", timeout=START_SECONDS).close()
-        except BaseException as error:
+            opener.open(f"http://{HOST}:{self.server_port}/health", timeout=START_SECONDS).close()
+        except OSError as error:
             self.stop()
-            if isinstance(error, OSError):
-                raise TracingError(f"The stand-in for AgentOps' service did not answer on {address}.") from error
-            raise
+            raise TracingError(
+                f"The stand-in for AgentOps' service did not answer on port {self.server_port}."
+            ) from error
 
     def is_alive(self) -> bool:
         return self.server_process is not None and self.server_process.is_alive()
@@ -149,7 +144,3 @@ class AgentOpsServerManager:
         if self.server_process is not None:
             end_process(self.server_process)
         self.server_process = None
-
-    def __getstate__(self) -> JsonObject:
-        """The server belongs to this process; a copy in another one has none."""
-        return {**self.__dict__, "server_process": None}

@@ -1,5 +1,5 @@
 """Public path of AgentOps' tracer, which lives in `agentlightning.legacy`."""
 
-from agentlightning.legacy.agentops_tracer import AgentOpsTracer, LightningSpanProcessor
+from agentlightning.legacy.agentops import AgentOpsTracer, LightningSpanProcessor
 
 __all__ = ["AgentOpsTracer", "LightningSpanProcessor"]

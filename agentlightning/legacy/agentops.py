@@ -1,22 +1,29 @@
-"""AgentOpsTracer, and the span processor of the 0.2 release.
+"""AgentOps beside us: what its decorators and its handler for LangChain write is recorded, and goes to no service.
 
-Where the agentops package is installed, what its decorators and its handler for LangChain write goes to the provider of
-this process and so is recorded like any other span. Where it is not, the tracer does what `OtelTracer` does.
+`agentops.init` would fetch a token, export to AgentOps' service and apply instrumentors for libraries that we record
+ourselves. Its decorators write to the provider of this process as soon as they are told that AgentOps was started, so
+that is all they are told. A program that has started AgentOps itself keeps what it has set up; only its spans and logs
+are withheld from the service, unless it wants them there. Where the package is not installed, the tracer does what
+`OtelTracer` does.
 """
 
+import functools
+import importlib
 import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExportResult
 from typing_extensions import Self
 
 from agentlightning.instrumentation.imports import is_installed
+from agentlightning.instrumentation.patch import Foreign, Original, Patch, Wrapper
 from agentlightning.instrumentation.registry import Instrumentation
-from agentlightning.legacy.agentops_patches import agentops_management, langchain_handler
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.tracer.otel import OtelTracer
@@ -28,6 +35,85 @@ logger = logging.getLogger(__name__)
 STORE_SECONDS: Final = 60.0
 """How long the end of a span waits for the store."""
 _THREAD: Final = "otel-loop"
+
+
+# ---------------------------------------------------------------------- the package
+
+
+class AgentOpsPatch(Patch):
+    """Has AgentOps take itself for started, unless the program has started it, and send nothing."""
+
+    name = "AgentOps"
+    module = "agentops"
+
+    def change(self, module: ModuleType) -> None:
+        exporters = importlib.import_module("agentops.sdk.exporters")
+        uploads = importlib.import_module("agentops.client.api.versions.v4")
+        self.replace(exporters.AuthenticatedOTLPExporter, "export", _withheld(SpanExportResult.SUCCESS))
+        self.replace(uploads.V4Client, "upload_logfile", _withheld({}))
+        core, client = importlib.import_module("agentops.sdk.core").tracer, module.get_client()
+        if core.initialized:
+            logger.info("The program has started AgentOps itself; it is left as it is.")
+            return
+
+        def mark(*, started: bool) -> None:
+            core._initialized = client.initialized = started
+            client.config.log_session_replay_url = not started  # there will be nothing to see at that address
+
+        mark(started=True)
+        self.when_undone(functools.partial(mark, started=False))
+
+
+@functools.cache
+def _service() -> threading.Event:
+    """Set while AgentOps' hosted service may get what a program of its own exports."""
+    return threading.Event()
+
+
+def _withheld(result: Foreign) -> Wrapper:
+    """A wrapper that gives a result without making the call, while the service may not be contacted."""
+
+    def wrapper(original: Original, *args: object) -> Foreign:
+        return original(*args) if _service().is_set() else result
+
+    return wrapper
+
+
+@functools.cache
+def agentops_management() -> Instrumentation:
+    """AgentOps started without its service, for as long as a tracer of this process wants it."""
+    return Instrumentation((AgentOpsPatch(),))
+
+
+@functools.cache
+def _by_hand() -> AgentOpsPatch:
+    """One for the process, as the package is."""
+    return AgentOpsPatch()
+
+
+def instrument_agentops() -> bool:
+    """Have what AgentOps' decorators write recorded, without its service, as `AgentOpsTracer` does.
+
+    True if the package is installed; a second call warns and changes nothing.
+    """
+    return _by_hand().turn_on()
+
+
+def uninstrument_agentops() -> None:
+    """Undo `instrument_agentops`; harmless if it was not called."""
+    _by_hand().undo()
+
+
+def enable_agentops_service(enabled: bool = True) -> None:
+    """Say whether AgentOps' hosted service may get what is exported while `AgentOpsTracer` manages AgentOps; it may
+    not, at first.
+
+    It matters to a program that starts AgentOps itself, with a key of its own, before its tracer.
+    """
+    (_service().set if enabled else _service().clear)()
+
+
+# ---------------------------------------------------------------------- recording
 
 
 class LightningSpanProcessor(SpanProcessor):
@@ -115,8 +201,13 @@ class AgentOpsTracer(OtelTracer):
         nothing a second time.
         """
         try:
-            return langchain_handler(tags or [], is_quiet=self.instrument_managed)
+            kind = importlib.import_module("agentops.integration.callbacks.langchain").LangchainCallbackHandler
         except ImportError:
             return super().get_langchain_handler()
+        if self.instrument_managed:
+            ignored = ("llm", "chain", "agent", "retriever", "chat_model", "retry", "custom_event")
+            kind = type(kind.__name__, (kind,), {f"ignore_{what}": True for what in ignored})
+        api_key = importlib.import_module("agentops").get_client().config.api_key or "dummy"
+        return kind(api_key=api_key, tags=tags or [], auto_session=False)  # one would start AgentOps with its service
 
     get_langchain_callback_handler = get_langchain_handler

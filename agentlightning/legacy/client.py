@@ -105,7 +105,7 @@ class AgentLightningClient:
         self._default_headers = {"X-AgentLightning-Client": "true"}
         if shown := resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token):
             self._default_headers["Authorization"] = f"Bearer {shown}"
-        self.__setstate__({})
+        self._set_up()
 
     # ------------------------------------------------------------------ operations
 
@@ -365,6 +365,10 @@ class AgentLightningClient:
 
     def __setstate__(self, state: JsonObject) -> None:
         self.__dict__.update(state)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Make what a copy in another process needs anew."""
         self._is_in_trouble = False
         self._closed = threading.Event()
         self._open_tasks: WeakValueDictionary[str, Task] = WeakValueDictionary()

@@ -50,14 +50,12 @@ RETRIEVED: Final = "agentlightning.legacy.retrieved"
 """Metadata key that says a result was retrieved."""
 LEGACY_PREFIX: Final = "rollout-"
 """How ids of tasks begin that were queued through this protocol."""
-RESOURCES_PREFIX: Final = "res-"
 OF_ATTEMPT: Final = "@attempt@"
 """Between the id of resources and those of the rollout and the attempt to which they are bound."""
 HEALTH_SECONDS: Final = 5.0
 """How long the store may take to write a little before it counts as broken."""
 LOOK_SECONDS: Final = 0.1
 """How often it is looked whether a rollout is there that nobody has queued yet."""
-_ATTEMPT_IDS: Final = 2
 _MANY_ATTEMPTS: Final = 1_000_000
 """The old protocol never gives a task up."""
 
@@ -244,7 +242,7 @@ class ServerDataStore:
 
     async def publish_resources(self, resources: NamedResources) -> ResourcesUpdate:
         """Publish resources under a new id `res-<uuid4>`."""
-        update = ResourcesUpdate(resources_id=f"{RESOURCES_PREFIX}{uuid.uuid4()}", resources=resources)
+        update = ResourcesUpdate(resources_id=f"res-{uuid.uuid4()}", resources=resources)
         return await self.update_resources(update)
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
@@ -267,10 +265,10 @@ class ServerDataStore:
 
     async def resources_of_attempt(self, resources_id: str) -> ResourcesUpdate | None:
         """Resources under an id of `with_resources_of_attempt`, with the attempt's own keys; None if it is none."""
-        own_id, *ids = resources_id.split(OF_ATTEMPT)
-        update = await self.get_resources_by_id(own_id) if len(ids) == _ATTEMPT_IDS else None
-        rollout = None if update is None else await self.store.get_rollout_by_id(ids[0])
-        if update is None or not isinstance(rollout, AttemptedRollout) or rollout.attempt.attempt_id != ids[1]:
+        own_id, _, attempt_ids = resources_id.partition(OF_ATTEMPT)
+        rollout_id, _, attempt_id = attempt_ids.partition(OF_ATTEMPT)
+        update, rollout = await self.get_resources_by_id(own_id), await self.store.get_rollout_by_id(rollout_id)
+        if update is None or not isinstance(rollout, AttemptedRollout) or rollout.attempt.attempt_id != attempt_id:
             return None
         bound = {
             name: one.with_attempted_rollout(rollout) if isinstance(one, ProxyLLM) else one

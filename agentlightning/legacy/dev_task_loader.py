@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from urllib.parse import quote, unquote
 
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.legacy.client import AgentLightningClient, Callback
@@ -41,11 +42,9 @@ class DevTaskLoader(AgentLightningClient):
             )
         self._tasks = list(tasks)
         self._task_index = 0
-        self._resources_update = (
-            resources
-            if isinstance(resources, ResourcesUpdate)
-            else ResourcesUpdate(resources_id=LOCAL_RESOURCES_ID, resources=resources)
-        )
+        if not isinstance(resources, ResourcesUpdate):
+            resources = ResourcesUpdate(resources_id=LOCAL_RESOURCES_ID, resources=resources)
+        self._resources_update = resources
         self._rollouts: list[RolloutLegacy] = []
 
     @property
@@ -70,9 +69,8 @@ class DevTaskLoader(AgentLightningClient):
         metadata: JsonObject | None = None,
     ) -> str | None:
         """Append a task to the list."""
-        task = self._numbered(len(self._tasks), sample)
-        given = {"mode": mode, "resources_id": resources_id or task.resources_id, "metadata": metadata or {}}
-        self._tasks.append(task.model_copy(update=given))
+        task = self._numbered(len(self._tasks), sample, mode=mode, metadata=metadata or {})
+        self._tasks.append(task if resources_id is None else task.model_copy(update={"resources_id": resources_id}))
         return task.rollout_id
 
     def submit_tasks(
@@ -81,25 +79,15 @@ class DevTaskLoader(AgentLightningClient):
         """Append tasks to the list."""
         return [rollout_id for sample in samples if (rollout_id := self.submit_task(sample, mode, resources_id))]
 
-    def _numbered(self, index: int, sample: TaskInput) -> Task:
-        return Task(
-            rollout_id=f"local_task_{index + 1:03d}",
-            input=sample,
-            resources_id=self._resources_update.resources_id,
-            create_time=time.time(),
-        )
+    def _numbered(self, index: int, sample: TaskInput, **fields: Any) -> Task:
+        ids = {"rollout_id": f"local_task_{index + 1:03d}", "resources_id": self._resources_update.resources_id}
+        return Task(input=sample, create_time=time.time(), **ids, **fields)
 
-    def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
-        """The bundle, if this is its id; None for a task that names none."""
-        if resource_id is None:
-            return None
-        if resource_id != self._resources_update.resources_id:
-            raise NotFound(
-                f"Resource ID '{resource_id}' not found; the only one here is '{self._resources_update.resources_id}'."
-            )
-        return self._resources_update
-
-    def get_latest_resources(self) -> ResourcesUpdate | None:
+    def _resources(self, name: str) -> ResourcesUpdate | None:
+        """The bundle, as the latest resources and under its own id."""
+        own_id = self._resources_update.resources_id
+        if name not in ("latest", quote(own_id, safe="")):
+            raise NotFound(f"Resource ID '{unquote(name)}' not found; the only one here is '{own_id}'.")
         return self._resources_update
 
     def on_resources_update(self, callback: Callback) -> Callback:

@@ -263,19 +263,15 @@ def entry_from_span(span: Span | ReadableSpan) -> JsonObject:
     if isinstance(span, ReadableSpan):
         entry: JsonObject = json.loads(span.to_json())
         return entry
-    return {
-        "name": span.name,
+    fields = span.model_dump(mode="json", include={"name", "status", "attributes", "events", "resource"})
+    return fields | {
         "context": _context_entry(span.trace_id, span.span_id),
         "kind": "SpanKind.INTERNAL",
         "parent_id": _HEX_PREFIX + span.parent_id if span.parent_id else None,
         "start_time": _iso(span.start_time),
         "end_time": _iso(span.end_time),
         "status": span.status.model_dump(mode="json", exclude_none=True),
-        "attributes": dict(span.attributes),
-        "events": [
-            {"name": event.name, "timestamp": _iso(event.timestamp), "attributes": dict(event.attributes)}
-            for event in span.events
-        ],
+        "events": [event | {"timestamp": _iso(event["timestamp"])} for event in fields["events"]],
         "links": [
             {
                 "context": _context_entry(link.context.trace_id, link.context.span_id),
@@ -283,7 +279,6 @@ def entry_from_span(span: Span | ReadableSpan) -> JsonObject:
             }
             for link in span.links
         ],
-        "resource": span.resource.model_dump(mode="json"),
     }
 
 

@@ -16,14 +16,13 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import psutil
 
-from agentlightning.adapter.base import Adapter, TraceAdapter
+from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.base import Tasks
 from agentlightning.errors import ConfigurationError, TrainingError
@@ -31,7 +30,6 @@ from agentlightning.execution.processes import start_context
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.runner import LegacyAgentRunner
 from agentlightning.litagent import LitAgent
-from agentlightning.tracer import Tracer
 from agentlightning.trainer import Trainer
 from agentlightning.types import TaskInput
 from agentlightning.utils.child_process import end_process, leave_with_parent
@@ -75,15 +73,17 @@ def fit_v0(
     algorithm = None if isinstance(source, (str, AgentLightningClient)) else _serving(trainer)
     with _client_of(source if algorithm is None else algorithm.get_client()) as client, ExitStack() as life:
         agent.set_trainer(trainer)
-        plan = WorkerPlan(agent, client, trainer.tracer, _exporter_for(agent, trainer.adapter), trainer.max_tasks)
+        with already_told():
+            adapter = _exporter_for(agent, trainer.adapter)
+            runner = LegacyAgentRunner(agent, client, trainer.tracer, adapter, max_tasks=trainer.max_tasks)
         trainer.tracer.init()
         life.callback(trainer.tracer.teardown)
         if algorithm is None and (unused := _unused(trainer, val_data)):
             logger.warning("Not used with tasks of a v0.1 server: %s.", unused)
         if algorithm is None and trainer.n_workers == 1:
-            plan.work(0)
+            work(runner, 0)
             return
-        processes = life.enter_context(worker_processes(plan, trainer.n_workers, daemon=trainer.daemon))
+        processes = life.enter_context(worker_processes(runner, trainer.n_workers, daemon=trainer.daemon))
         if algorithm is not None:
             _run(algorithm, trainer, train_data, val_data)
         else:
@@ -166,34 +166,23 @@ def already_told() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class WorkerPlan:
-    """What every worker does; it travels to their processes."""
+def work(runner: LegacyAgentRunner, worker_id: int) -> int:
+    """Do tasks here until there are enough; how many were done."""
+    runner.init_worker(worker_id)
+    runner.agent.set_runner(runner)
+    runner.tracer.init_worker(worker_id)
+    try:
+        return run_in_loop(runner.iter_async()) if runner.agent.is_async() else runner.iter()
+    finally:
+        runner.tracer.teardown_worker(worker_id)
 
-    agent: LitAgent[TaskInput]
-    client: AgentLightningClient
-    tracer: Tracer
-    triplet_exporter: Adapter[Any, Any]
-    max_tasks: int | None = None
 
-    def work(self, worker_id: int) -> int:
-        """Do tasks here until there are enough; how many were done."""
-        self.tracer.init_worker(worker_id)
-        try:
-            with already_told():
-                runner = LegacyAgentRunner(
-                    self.agent, self.client, self.tracer, self.triplet_exporter, worker_id, self.max_tasks
-                )
-            return run_in_loop(runner.iter_async()) if self.agent.is_async() else runner.iter()
-        finally:
-            self.tracer.teardown_worker(worker_id)
-
-    def work_as_process(self, worker_id: int, name: str) -> None:
-        """In a child: as `work`. Ctrl-C is for the parent, which ends its children."""
-        leave_with_parent()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _show_name(name)
-        logger.info("%s has done %d tasks.", name, self.work(worker_id))
+def _work_as_process(runner: LegacyAgentRunner, worker_id: int, name: str) -> None:
+    """In a child: as `work`. Ctrl-C is for the parent, which ends its children."""
+    leave_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _show_name(name)
+    logger.info("%s has done %d tasks.", name, work(runner, worker_id))
 
 
 def _show_name(name: str) -> None:
@@ -206,7 +195,7 @@ def _show_name(name: str) -> None:
 
 
 @contextmanager
-def worker_processes(plan: WorkerPlan, count: int, *, daemon: bool = True) -> Iterator[Sequence[BaseProcess]]:
+def worker_processes(runner: LegacyAgentRunner, count: int, *, daemon: bool = True) -> Iterator[Sequence[BaseProcess]]:
     """So many processes that work, until the context is left.
 
     Args:
@@ -216,7 +205,7 @@ def worker_processes(plan: WorkerPlan, count: int, *, daemon: bool = True) -> It
     with ExitStack() as ends:
         for number in range(count):
             name = f"{NAME_PREFIX}Worker-{number}"
-            options: JsonObject = {"target": plan.work_as_process, "args": (number, name), "name": name}
+            options: JsonObject = {"target": _work_as_process, "args": (runner, number, name), "name": name}
             process: BaseProcess = start_context().Process(**options, daemon=daemon)
             with already_told():  # Python 3.12 warns of threads in a process that forks
                 process.start()

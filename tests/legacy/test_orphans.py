@@ -14,7 +14,8 @@ import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
-from agentlightning.legacy.trainer import TrainerLegacy, WorkerPlan, join_workers, may_be_killed, worker_processes
+from agentlightning.legacy.runner import LegacyAgentRunner
+from agentlightning.legacy.trainer import TrainerLegacy, join_workers, may_be_killed, worker_processes
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer
 from tests.legacy.agents import Newer
@@ -149,9 +150,9 @@ def test_workers_end_with_their_trainer(start: Start) -> None:
 
 
 def test_workers_bear_their_names_and_are_daemons() -> None:
-    plan = WorkerPlan(Newer(), DevTaskLoader(["hello"], {}), DummyTracer(), TracerTraceToTriplet())
+    runner = LegacyAgentRunner(Newer(), DevTaskLoader(["hello"], {}), DummyTracer(), TracerTraceToTriplet())
 
-    with worker_processes(plan, 2) as processes:
+    with worker_processes(runner, 2) as processes:
         names = [process.name for process in processes]
         assert all(process.daemon for process in processes)
 
@@ -172,9 +173,10 @@ def test_only_workers_that_are_no_daemons_may_have_children(daemon: bool, exit_c
             except AssertionError:
                 os._exit(7)
 
-    plan = WorkerPlan(Starting(), DevTaskLoader(["hello"], {}), DummyTracer(), TracerTraceToTriplet(), max_tasks=1)
+    loader = DevTaskLoader(["hello"], {})
+    runner = LegacyAgentRunner(Starting(), loader, DummyTracer(), TracerTraceToTriplet(), max_tasks=1)
 
-    with worker_processes(plan, 1, daemon=daemon) as processes:
+    with worker_processes(runner, 1, daemon=daemon) as processes:
         if exit_code:
             with pytest.raises(RuntimeError, match=rf"exit code {exit_code}"):
                 join_workers(processes)

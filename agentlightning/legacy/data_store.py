@@ -13,7 +13,6 @@ import uuid
 from typing import Final
 
 from pydantic_core import to_jsonable_python
-from typing_extensions import TypeIs
 
 from agentlightning.errors import InvalidValue, SpansEvicted, StoreUnavailable
 from agentlightning.legacy.results import RESULT, rollout_from_spans, spans_of
@@ -140,10 +139,11 @@ class ServerDataStore:
     async def forget_stale_tasks(self) -> None:
         """Drop tasks from the processing ones that the store has taken back, as it does when their time runs out."""
         if self._processing_tasks:
-            claims = await self.store.query_rollouts(rollout_id_in=list(self._processing_tasks))
-            claimed = {one.rollout_id: one.attempt.sequence_id for one in claims if _is_claimed(one)}
+            known = await self.store.query_rollouts(rollout_id_in=list(self._processing_tasks))
+            claimed = [one for one in known if isinstance(one, AttemptedRollout) and is_running(one)]
+            claims = {one.rollout_id: one.attempt.sequence_id for one in claimed}
             for rollout_id, task in self.get_processing_tasks().items():
-                if claimed.get(rollout_id) != task.num_claims:
+                if claims.get(rollout_id) != task.num_claims:
                     self._processing_tasks.pop(rollout_id, None)
 
     # ------------------------------------------------------------------ results
@@ -289,10 +289,6 @@ def check_sendable(what: str, value: object) -> None:
         raise InvalidValue(
             f"{what} cannot be sent to clients as JSON: {error}; give text in UTF-8, numbers, lists or mappings."
         ) from error
-
-
-def _is_claimed(rollout: Rollout) -> TypeIs[AttemptedRollout]:
-    return isinstance(rollout, AttemptedRollout) and is_running(rollout)
 
 
 def _marks(rollout: Rollout) -> JsonObject:

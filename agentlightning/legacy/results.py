@@ -144,7 +144,7 @@ def _call_attributes(triplet: Triplet) -> JsonObject:
     """A triplet as the model call that it was: token ids where there are some, messages otherwise."""
     attributes: JsonObject = {}
     prompt, response = triplet.prompt, triplet.response
-    answer: JsonObject = {"id": triplet.metadata.get("response_id")}
+    answer: JsonObject = {"id": str(triplet.metadata.get("response_id") or "")}
     if isinstance(prompt, Mapping) and "token_ids" in prompt:
         answer["prompt_token_ids"] = prompt["token_ids"]
     else:

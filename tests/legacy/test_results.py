@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
+from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.legacy.results import (
     entry_from_span,
     rollout_from_result,
@@ -14,6 +15,7 @@ from agentlightning.legacy.results import (
 )
 from agentlightning.semconv import AGL_REWARD
 from agentlightning.types import Attempt, RolloutLegacy, Span, SpanNames, Task, Triplet
+from agentlightning.utils.json_values import JsonObject
 
 TASK = Task(rollout_id="rollout-1", input="hello")
 ATTEMPT = Attempt(rollout_id="rollout-1", attempt_id="at-1", sequence_id=1, start_time=1000.0)
@@ -177,3 +179,22 @@ def test_the_same_result_gives_spans_of_the_same_ids() -> None:
 
     assert first == again
     assert len(set(first)) == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": {"token_ids": [2**70]}, "response": {"token_ids": [1], "logprobs": [2**70]}},
+        {"prompt": {"token_ids": "12"}, "response": {"token_ids": {"a": 1}}},
+        {"prompt": [{"role": 1, "content": {"a": [2**70]}, "tool_calls": ["x", 2]}], "response": [{}]},
+        {"prompt": None, "response": 5, "metadata": {"response_id": 7}},
+    ],
+    ids=["large numbers", "no lists", "odd messages", "nothing"],
+)
+def test_odd_triplets_are_kept_as_model_calls(fields: JsonObject) -> None:
+    rollout = RolloutLegacy(rollout_id="rollout-1", triplets=[Triplet(**fields)])
+
+    (span,) = spans_of(rollout, ATTEMPT)
+
+    assert span.name == "openai.chat.completion"
+    assert TracerTraceToTriplet().adapt([span])

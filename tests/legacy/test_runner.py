@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -185,6 +186,34 @@ def test_an_interrupted_rollout_is_not_posted() -> None:
         running(Returning(KeyboardInterrupt()), loader).iter()
 
     assert loader.rollouts == []
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "coroutine"])
+def test_ctrl_c_ends_an_agent_that_is_at_work_and_posts_nothing(is_async: bool) -> None:
+    began, loader, left = threading.Event(), DevTaskLoader(["hello"], {}), []
+
+    class Waiting(LitAgent[Any]):
+        def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
+            began.set()
+            threading.Event().wait()
+
+    class WaitingAsync(LitAgent[Any]):
+        async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> Any:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.append(task)
+
+    def interrupt() -> None:
+        began.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        running(WaitingAsync() if is_async else Waiting(), loader).iter()
+
+    assert (loader.rollouts, left) == ([], ["hello"] if is_async else [])
 
 
 # ---------------------------------------------------------------------- callbacks

@@ -71,7 +71,8 @@ def fit_v0(
         deprecated("Argument 'dev_backend' of fit_v0() is now called 'dev_data'.", stacklevel=_USER_OF_FIT_V0)
     source = (dev_data if dev_data is not None else dev_backend) if trainer.dev_mode else train_data
     algorithm = None if isinstance(source, (str, AgentLightningClient)) else _serving(trainer)
-    with _client_of(source if algorithm is None else algorithm.get_client()) as client, ExitStack() as life:
+    with ExitStack() as life:
+        client = _client_of(source if algorithm is None else algorithm.get_client(), life)
         agent.set_trainer(trainer)
         with already_told():
             adapter = _exporter_for(agent, trainer.adapter)
@@ -112,16 +113,12 @@ def _unused(trainer: Trainer, val_data: object) -> str:
     return ", ".join(name for name, value in options.items() if value is not None)
 
 
-@contextmanager
-def _client_of(backend: Any) -> Iterator[AgentLightningClient]:
-    """A client of the server; one that is made here is closed at the end."""
-    if isinstance(backend, AgentLightningClient):
-        yield backend
-        return
+def _client_of(backend: Any, life: ExitStack) -> AgentLightningClient:
+    """A client of the server; one that is made here is closed with the stack."""
     with already_told():
-        client = AgentLightningClient(backend)
-    with client:
-        yield client
+        return (
+            backend if isinstance(backend, AgentLightningClient) else life.enter_context(AgentLightningClient(backend))
+        )
 
 
 # ---------------------------------------------------------------------- parts
@@ -264,10 +261,11 @@ class TrainerLegacy(Trainer):
     def init(self, backend: Backend) -> None:
         """Connect to a server and prepare the tracer."""
         deprecated("TrainerLegacy speaks the v0.1 protocol, which is deprecated; use Trainer.fit and a store.")
-        self._connection = ExitStack()
-        self._client = self._connection.enter_context(_client_of(backend))
-        self.tracer.init()
-        self._connection.callback(self.tracer.teardown)
+        with ExitStack() as life:
+            self._client = _client_of(backend, life)
+            self.tracer.init()
+            life.callback(self.tracer.teardown)
+            self._connection = life.pop_all()
 
     def teardown(self) -> None:
         """Undo `init`; harmless without it."""

@@ -304,11 +304,7 @@ class _BorrowedStep(Step):
 
 
 def _begun_by_agentops(span_name: str) -> Step | None:
-    """The span that AgentOps has begun for a model call that is being made here, so that the call is one span.
-
-    Args:
-        span_name: How we would call the span; theirs begins alike.
-    """
+    """The span, of a name like ours, that AgentOps has begun for the model call made here: so the call is one span."""
     span: Any = trace.get_current_span()
     scope = getattr(span, "instrumentation_scope", None)
     is_theirs = scope is not None and scope.name in ("openai", "anthropic") and span.is_recording()

@@ -192,10 +192,8 @@ class ServerDataStore:
         These are those of all rollouts in the store that were queued or reported through this protocol.
         """
         finished = await self.store.query_rollouts(status_in=["succeeded", "failed", "cancelled"], sort_by="end_time")
-        known = [
-            one.rollout_id for one in finished if one.rollout_id.startswith(LEGACY_PREFIX) or REPORTED in _marks(one)
-        ]
-        results = [await self.retrieve_rollout(rollout_id) for rollout_id in known]
+        ours = [one for one in finished if one.rollout_id.startswith(LEGACY_PREFIX) or REPORTED in _marks(one)]
+        results = [await self.retrieve_rollout(one.rollout_id) for one in ours if RETRIEVED not in _marks(one)]
         return [result for result in results if result is not None]
 
     async def wait_until_finished(self, rollout_id: str, timeout: float | None = None) -> bool:

@@ -1,6 +1,6 @@
 """Constructors become command lines: how options are named, read, defaulted and refused, and what is built of them."""
 
-# ruff: noqa: UP006, UP007, UP035, UP045 # users write types in every spelling, and all must work
+# ruff: noqa: UP006, UP035, UP045 # users write types in every spelling, and all must work
 
 import inspect
 import logging
@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import Any, List, Literal, Optional, Union
+from typing import Any, List, Literal, Optional
 
 import pytest
 
-from agentlightning import config
-from agentlightning.config import _str_to_bool, lightning_cli
+from agentlightning.config import lightning_cli
 from agentlightning.errors import ConfigurationError
 
 
@@ -450,57 +449,3 @@ def test_one_annotation_that_cannot_be_resolved_does_not_spoil_the_others(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "the types of thing of Guarded cannot be resolved (name 'Unknown' is not defined)" in record.message
-
-
-# ---------------------------------------------------------------------- the steps that other programs call
-
-
-@pytest.mark.parametrize("word", ["yes", "True", "T", "y", "1", "no", "False", "F", "n", "0"])
-def test_words_for_booleans(word: str) -> None:
-    assert _str_to_bool(word) is (word.lower() in ("yes", "true", "t", "y", "1"))
-    assert _str_to_bool(True) is True  # noqa: FBT003 # the argument is the point
-
-
-@pytest.mark.parametrize(
-    ("annotation", "details", "options"),
-    [
-        (int, (int, False, False), {"type": int}),
-        (Optional[str], (str, True, False), {"type": str}),
-        (Optional[list[str]], (list[str], True, True), {"type": str, "nargs": "*"}),
-        (list[Optional[int]], (list[Optional[int]], False, True), {"type": config.nullable_int, "nargs": "*"}),
-        (int | str | None, (Union[int, str], True, False), {"type": str}),
-        ("Unresolved", ("Unresolved", False, False), {"type": str}),
-    ],
-    ids=["int", "optional", "optional list", "list of optional", "union", "unresolved"],
-)
-def test_details_and_reader_of_a_type(
-    annotation: Any, details: tuple[object, bool, bool], options: dict[str, Any]
-) -> None:
-    core_type, _, is_list = config._get_param_type_details(annotation)
-
-    assert config._get_param_type_details(annotation) == details
-    assert config._determine_argparse_type_and_nargs(core_type, is_list) == options
-
-
-def test_the_options_of_a_class_are_noted_and_its_instance_is_built() -> None:
-    parser, maps = config._create_argument_parser(), dict[type[Any], dict[str, str]]()
-
-    config._add_arguments_for_class(parser, Agent, maps)
-    parsed = parser.parse_args(["--agent.tools"])
-    (agent,) = config._instantiate_classes(parsed, (Agent,), maps)
-
-    assert maps == {Agent: {"tools": "agent_tools", "limit": "agent_limit", "seed": "agent_seed"}}
-    assert vars(parsed) == {"agent_tools": [], "agent_limit": None, "agent_seed": 7}
-    assert agent.arguments == {"tools": [], "limit": None, "seed": 7}
-
-
-def test_an_option_is_added_with_five_arguments_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, dict[str, Any]]] = []
-    monkeypatch.setattr(config, "_add_argument_for_parameter", lambda *args, **kwargs: calls.append((args, kwargs)))
-    parser = config._create_argument_parser()
-
-    config._add_arguments_for_class(parser, class_taking(int), {})
-
-    ((positional, named),) = calls
-    assert (positional[0], positional[2], positional[4]) == (parser, "value", "part_value")
-    assert named == {"resolved_param_annotation": int}

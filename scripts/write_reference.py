@@ -59,7 +59,7 @@ def cli_page(page: str) -> str:
 
 
 def command_lines(name: str) -> list[str]:
-    command: Command = importlib.import_module(module_of(name)).COMMAND
+    command: Command = importlib.import_module(module_of(name)).main
     parser = command.parser()
     lines = list(parser_lines(parser, command.usage))
     for verb in verbs_of(parser).values():

@@ -74,7 +74,7 @@ def test_patience_with_silent_workers_reaches_the_served_store(
     monkeypatch.chdir(tmp_path)
 
     store: Any = store_command.chosen_store(
-        store_command.COMMAND.parser().parse_args([*options, "--lost-worker-seconds", "7.5"])
+        store_command.main.parser().parse_args([*options, "--lost-worker-seconds", "7.5"])
     )
 
     assert store._watch.lost_worker_seconds == 7.5

@@ -67,7 +67,7 @@ examples:
 
 
 def module_of(command: str) -> str:
-    """The module with a command's `COMMAND` and `main`."""
+    """The module of a command, which is its `main`."""
     return f"agentlightning.cli.{_MODULES.get(command, command)}"
 
 

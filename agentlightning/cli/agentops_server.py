@@ -6,25 +6,14 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from agentlightning.cli.command import Command, CommandParser, port_number, say
+from agentlightning.cli.command import CommandParser, cli_command, port_number, say
 from agentlightning.errors import ConfigurationError
 from agentlightning.legacy.agentops_service import HOST, listen, serve
 
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["COMMAND", "main"]
-
 DEFAULT_PORT = 8002
-
-EXAMPLES = """\
-examples:
-  agl agentops                            serve at http://127.0.0.1:8002 until Ctrl-C
-  agl agentops --port 9000 --daemon       serve in the background; its process id is printed
-
-  AGENTOPS_API_KEY=dummy AGENTOPS_API_ENDPOINT=http://127.0.0.1:8002 \\
-  AGENTOPS_EXPORTER_ENDPOINT=http://127.0.0.1:8002/traces python agent.py
-"""
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -32,7 +21,22 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
 
 
-def _run(arguments: argparse.Namespace) -> None:
+@cli_command(
+    "agentops",
+    description="Stand in for AgentOps' service: programs that start AgentOps are given a token, what they export "
+    "is thrown away, and no network is needed. AgentOpsTracer does not need it.",
+    examples="""\
+examples:
+  agl agentops                            serve at http://127.0.0.1:8002 until Ctrl-C
+  agl agentops --port 9000 --daemon       serve in the background; its process id is printed
+
+  AGENTOPS_API_KEY=dummy AGENTOPS_API_ENDPOINT=http://127.0.0.1:8002 \\
+  AGENTOPS_EXPORTER_ENDPOINT=http://127.0.0.1:8002/traces python agent.py
+""",
+    arguments=_add_arguments,
+    log_level="INFO",
+)
+def main(arguments: argparse.Namespace) -> None:
     listening = listen(arguments.port)
     address = f"http://{HOST}:{listening.getsockname()[1]}"
     if arguments.daemon:
@@ -68,15 +72,3 @@ def _detach_and_serve(listening: "socket.socket") -> NoReturn:
         code = 0
     finally:
         os._exit(code)
-
-
-COMMAND = Command(
-    name="agentops",
-    description="Stand in for AgentOps' service: programs that start AgentOps are given a token, what they export "
-    "is thrown away, and no network is needed. AgentOpsTracer does not need it.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-    log_level="INFO",
-)
-main = COMMAND.main

@@ -25,33 +25,39 @@ _END_OF_OPTIONS: Final = "--"
 
 @dataclass(frozen=True)
 class Command:
-    """One command: what it takes, and what it does. `main` is the same for all of them."""
+    """One command: what it takes, and what it does."""
 
     name: str
+    run: Callable[[argparse.Namespace], int | None]
+    """Carries the command out; returns the exit code, or the signal that ended a server. None is success."""
+    arguments: "Callable[[CommandParser], None]"
+    """Adds its arguments to its parser."""
     description: str
     examples: str
     """Shown at the end of the help, as they are written."""
-    add_arguments: "Callable[[CommandParser], None]"
-    run: Callable[[argparse.Namespace], int | None]
-    """Carries the command out; returns the exit code, or the signal that ended a server. None is success."""
     log_level: str = "WARNING"
     quiet_loggers: Sequence[str] = ()
     """Loggers of what the command itself reports."""
     usage: str | None = None
     has_rest: bool = False
     """Whether words from `--` on are not its own; they become `arguments.rest`."""
+    passed_on: Callable[[Sequence[str]], int | None] | None = None
+    """Carries out words that are another program's, and returns its exit code; None leaves them to the parser."""
 
     def parser(self) -> "CommandParser":
         parser = CommandParser(
             prog=f"agl {self.name}", usage=self.usage, description=self.description, examples=self.examples
         )
-        self.add_arguments(parser)
+        self.arguments(parser)
         parser.add_argument("--log-level", default=self.log_level, help=LOG_LEVELS)
         return parser
 
-    def main(self, argv: Sequence[str] | None = None) -> int:
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Parse the arguments, set up logging, and run; returns the exit code. KeyboardInterrupt if Ctrl-C ended it."""
         words = list(sys.argv[1:] if argv is None else argv)
+        code = None if self.passed_on is None else self.passed_on(words)
+        if code is not None:
+            return code
         end = words.index(_END_OF_OPTIONS) if self.has_rest and _END_OF_OPTIONS in words else len(words)
         arguments = self.parser().parse_args(words[:end])
         arguments.rest = words[end:]
@@ -62,6 +68,15 @@ class Command:
                 raise KeyboardInterrupt
             return 0
         return code or 0
+
+
+def cli_command(name: str, **options: Any) -> Callable[[Callable[[argparse.Namespace], int | None]], Command]:
+    """Make the function of a module, its `main`, a command.
+
+    Args:
+        options: The other fields of `Command`.
+    """
+    return lambda run: Command(name, run, **options)
 
 
 def say(command: str, text: str) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urldefrag
 
-from agentlightning.cli.command import Command, CommandParser, port_number
+from agentlightning.cli.command import CommandParser, cli_command, port_number
 from agentlightning.cli.stores import first_response, is_remote, open_store
 from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
 from agentlightning.errors import IncompatibleStore
@@ -42,18 +42,6 @@ SIGNPOST = """\
 <a href="{address}">The dashboard</a>
 """
 
-EXAMPLES = """\
-examples:
-  agl dashboard runs.db                      look at a file, also while a training writes to it
-  agl dashboard runs.db --port 8080          at an address of your choice
-  agl dashboard runs.db --allow-changes      cancel rollouts, and have them tried again
-  agl dashboard http://trainer:4747          look at the store of a running server
-
-A file is shown to whoever has the printed address, which holds a token; keep it to yourself.
-The store of a training of yours on this machine needs no more; of another server that wants a token, the page asks
-for it.
-"""
-
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server or a database")
@@ -66,7 +54,23 @@ def _add_arguments(parser: CommandParser) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace) -> int | None:
+@cli_command(
+    "dashboard",
+    description="Look at a store in the browser: runs, rollouts with their conversations and tokens, prompts, workers.",
+    examples="""\
+examples:
+  agl dashboard runs.db                      look at a file, also while a training writes to it
+  agl dashboard runs.db --port 8080          at an address of your choice
+  agl dashboard runs.db --allow-changes      cancel rollouts, and have them tried again
+  agl dashboard http://trainer:4747          look at the store of a running server
+
+A file is shown to whoever has the printed address, which holds a token; keep it to yourself.
+The store of a training of yours on this machine needs no more; of another server that wants a token, the page asks
+for it.
+""",
+    arguments=_add_arguments,
+)
+def main(arguments: argparse.Namespace) -> int | None:
     # A browser needs a window to open; one for the terminal would take ours.
     has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     opens_browser = not arguments.no_browser and sys.stdout.isatty() and has_screen
@@ -144,13 +148,3 @@ def _signpost(folder: Path, url: str) -> str:
 def _show(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-COMMAND = Command(
-    name="dashboard",
-    description="Look at a store in the browser: runs, rollouts with their conversations and tokens, prompts, workers.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-)
-main = COMMAND.main

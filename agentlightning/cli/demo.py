@@ -17,7 +17,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentlightning.cli import INTERRUPTED, TERMINATED
-from agentlightning.cli.command import Command, CommandParser, finite_number, named_path, positive_number, print_json
+from agentlightning.cli.command import (
+    CommandParser,
+    cli_command,
+    finite_number,
+    named_path,
+    positive_number,
+    print_json,
+)
 from agentlightning.cli.demo_report import SIDES, Example, PhaseSentinel, Report, read_report, show_report, skills_of
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
@@ -26,8 +33,6 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer.views import agl_command, dashboard_command
 from agentlightning.types import Rollout
 from agentlightning.utils.installation import install_command
-
-__all__ = ["COMMAND", "main"]
 
 EXAMPLE: Final = "calc_x"
 QUESTIONS: Final = 3
@@ -46,15 +51,6 @@ MOST_STEPS: Final = {ANSWERS: 120, RANDOM: 30}
 CHECKPOINTS: Final = "checkpoints"
 SEED_DIGITS: Final = 9
 MEGABYTE: Final = 1e6
-
-EXAMPLES = """\
-examples:
-  agl demo                             a minute or two on two cores
-  agl demo --questions 1               the easier task: one question in a conversation
-  agl demo --reward random             the control: rewards that say nothing, and nothing is learned
-  agl demo --folder calc --seed 3      keep the store and the trained model in the folder calc
-  agl serve calc/model                 serve what it learned
-"""
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -102,7 +98,21 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "demo",
+    description="Train a calculator agent with GRPO: an ordinary program for the openai package, a tiny model that "
+    "comes with this one, and a reward of 1 or 0.",
+    examples="""\
+examples:
+  agl demo                             a minute or two on two cores
+  agl demo --questions 1               the easier task: one question in a conversation
+  agl demo --reward random             the control: rewards that say nothing, and nothing is learned
+  agl demo --folder calc --seed 3      keep the store and the trained model in the folder calc
+  agl serve calc/model                 serve what it learned
+""",
+    arguments=_add_arguments,
+)
+def main(arguments: argparse.Namespace) -> int:
     missing = [name for name in ("torch", "safetensors", "openai") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
@@ -267,14 +277,3 @@ def _left(folder: Path, *, is_temporary: bool) -> str:
     size = sum(file.stat().st_size for file in files)
     removed = shlex.join(map(str, [folder] if is_temporary else sorted(parts)))
     return f"Left: {size / MEGABYTE:.0f} MB in {folder}; remove it with: rm -r {removed}"
-
-
-COMMAND = Command(
-    name="demo",
-    description="Train a calculator agent with GRPO: an ordinary program for the openai package, a tiny model that "
-    "comes with this one, and a reward of 1 or 0.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-)
-main = COMMAND.main

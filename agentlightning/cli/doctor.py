@@ -20,17 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agentlightning.cli.command import Command, CommandParser, print_json
+from agentlightning.cli.command import CommandParser, cli_command, print_json
 from agentlightning.litagent import rollout
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer
 from agentlightning.utils.installation import install_command
 from agentlightning.verdict.findings import Finding
 
-EXAMPLES: Final = """\
-examples:
-  agl doctor           a line for each thing that was looked at; exit code 1 if something is wrong
-  agl doctor --json    the same as one line of JSON"""
 LEAST_PYTHON: Final = (3, 10)
 LEAST_DISK_GB: Final = 1.0
 LEAST_FILES: Final = 1024
@@ -240,7 +236,16 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "doctor",
+    description="Look at the installation: what is there, what is missing, and what would get in the way.",
+    examples="""\
+examples:
+  agl doctor           a line for each thing that was looked at; exit code 1 if something is wrong
+  agl doctor --json    the same as one line of JSON""",
+    arguments=_add_arguments,
+)
+def main(arguments: argparse.Namespace) -> int:
     checks = []
     for check in examine():
         checks.append(check)
@@ -252,13 +257,3 @@ def _run(arguments: argparse.Namespace) -> int:
         told = [{"name": one.name, "said": one.said, "advice": one.finding and one.finding.advice} for one in checks]
         print_json({"is_well": is_well, "checks": told})
     return 0 if is_well else 1
-
-
-COMMAND = Command(
-    name="doctor",
-    description="Look at the installation: what is there, what is missing, and what would get in the way.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-)
-main = COMMAND.main

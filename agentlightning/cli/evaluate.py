@@ -21,9 +21,9 @@ from agentlightning.algorithm.intervals import FailedChoice, FailedReward, check
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.cli import TERMINATED
 from agentlightning.cli.command import (
-    Command,
     CommandParser,
     amount,
+    cli_command,
     named_path,
     positive_number,
     print_json,
@@ -42,18 +42,6 @@ from agentlightning.types import NamedResources, PromptTemplate, RolloutConfig
 DEFAULT_CONCURRENCY: Final = 16
 DEFAULT_TIMEOUT: Final = 600.0
 MOST_ERRORS: Final = 3
-
-EXAMPLES = """\
-examples:
-  agl eval tiny --agent calc_agent:solve --data tasks.jsonl                   the model in this package
-  agl eval calc/checkpoints --best --agent calc_agent:solve --data tasks.jsonl     what a training has reached
-  agl eval http://127.0.0.1:8000/v1 --model qwen --agent my_agent:run --data tasks.jsonl --n 200
-  agl eval http://127.0.0.1:8000/v1 --model qwen --prompt better.txt --agent my_agent:run --data tasks.jsonl
-
-The data has a task in JSON on each line. A rollout that fails counts as the worst reward, which is 0 or the smallest of
-the others if that is negative; --failed says otherwise.
-The key of an endpoint is taken from OPENAI_API_KEY.
-"""
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -99,7 +87,26 @@ def _failed_reward(text: str) -> FailedReward:
     return value
 
 
-def _run(arguments: argparse.Namespace) -> None:
+@cli_command(
+    "eval",
+    description="Run an agent on a data set and tell the mean reward, with a 95 % interval.",
+    examples="""\
+examples:
+  agl eval tiny --agent calc_agent:solve --data tasks.jsonl                   the model in this package
+  agl eval calc/checkpoints --best --agent calc_agent:solve --data tasks.jsonl     what a training has reached
+  agl eval http://127.0.0.1:8000/v1 --model qwen --agent my_agent:run --data tasks.jsonl --n 200
+  agl eval http://127.0.0.1:8000/v1 --model qwen --prompt better.txt --agent my_agent:run --data tasks.jsonl
+
+The data has a task in JSON on each line. A rollout that fails counts as the worst reward, which is 0 or the smallest of
+the others if that is negative; --failed says otherwise.
+The key of an endpoint is taken from OPENAI_API_KEY.
+""",
+    arguments=_add_arguments,
+    log_level="ERROR",
+    # Failed rollouts stand in the report, and what ends the evaluation is the last line.
+    quiet_loggers=("agentlightning.runner.failures", "agentlightning.trainer.trainer"),
+)
+def main(arguments: argparse.Namespace) -> None:
     if not is_remote(arguments.target) and not is_checkpoints(Path(arguments.target)):
         check_model(arguments.target)
     tasks = _tasks(arguments.data)[: arguments.n]
@@ -235,16 +242,3 @@ def _report(arguments: argparse.Namespace, found: Score, seconds: float) -> None
     lines = [f"reward {reward.mean:.3f}, {interval}, n = {reward.n}", f"{reward.failed_words}, {seconds:.0f} s"]
     lines += [f"  {count} times: {error}" for error, count in found.errors.most_common(MOST_ERRORS)]
     Console(highlight=False, markup=False, soft_wrap=True).print("\n".join(lines))
-
-
-COMMAND = Command(
-    name="eval",
-    description="Run an agent on a data set and tell the mean reward, with a 95 % interval.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-    log_level="ERROR",
-    # Failed rollouts stand in the report, and what ends the evaluation is the last line.
-    quiet_loggers=("agentlightning.runner.failures", "agentlightning.trainer.trainer"),
-)
-main = COMMAND.main

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from agentlightning.cli.command import Command, CommandParser, named_path, whole_number
+from agentlightning.cli.command import CommandParser, cli_command, named_path, whole_number
 from agentlightning.engine.embedded import MODEL_FILES, NAMED_MODELS
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.installation import install_command
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.model import CausalModel
 
 STEP_FOLDERS: Final = "step-*"
-
-EXAMPLES = """\
-examples:
-  agl export-model calc/checkpoints model            the newest checkpoint of a training
-  agl export-model calc/checkpoints model --best     the one that did best in validation
-  agl export-model calc/checkpoints model --step 40
-  agl export-model run/checkpoints solver --policy solver       of a training with several models
-  agl export-model tiny model                        the model in this package
-  agl export-model model small --dtype bfloat16      half as large, for a server that samples with 16 bits
-  agl serve model                                    serve it; so does: vllm serve model
-
-The folder is that of a Hugging Face model, which transformers and vLLM load as well: safetensors, with adapters merged
-into the weights, a tokenizer and its chat template. A tiny model is written as a Starcoder2. Nothing is downloaded.
-"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,25 @@ def _add_arguments(parser: CommandParser) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace) -> None:
+@cli_command(
+    "export-model",
+    description="Write a trained model as a folder of its own.",
+    examples="""\
+examples:
+  agl export-model calc/checkpoints model            the newest checkpoint of a training
+  agl export-model calc/checkpoints model --best     the one that did best in validation
+  agl export-model calc/checkpoints model --step 40
+  agl export-model run/checkpoints solver --policy solver       of a training with several models
+  agl export-model tiny model                        the model in this package
+  agl export-model model small --dtype bfloat16      half as large, for a server that samples with 16 bits
+  agl serve model                                    serve it; so does: vllm serve model
+
+The folder is that of a Hugging Face model, which transformers and vLLM load as well: safetensors, with adapters merged
+into the weights, a tokenizer and its chat template. A tiny model is written as a Starcoder2. Nothing is downloaded.
+""",
+    arguments=_add_arguments,
+)
+def main(arguments: argparse.Namespace) -> None:
     choice = Choice(arguments.step, arguments.best, arguments.policy, arguments.base, arguments.dtype)
     written = export(arguments.checkpoint, arguments.out, choice)
     Console().print(f"{written}\nServe it: agl serve {arguments.out}", markup=False, highlight=False, soft_wrap=True)
@@ -170,13 +174,3 @@ def _base_of(checkpoint: "Checkpoint") -> str:
             f"The checkpoint '{checkpoint.folder}' does not say which model was trained; name it with --base."
         )
     return base
-
-
-COMMAND = Command(
-    name="export-model",
-    description="Write a trained model as a folder of its own.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-)
-main = COMMAND.main

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.cli.command import Command, CommandParser
+from agentlightning.cli.command import CommandParser, cli_command
 from agentlightning.cli.stores import for_reading, open_store
 from agentlightning.cli.why import judged
 from agentlightning.errors import AgentLightningError, ConfigurationError
@@ -28,13 +28,6 @@ MOST_ROWS: Final = 100
 MOST_TEXT: Final = 2_000
 EVALUATION_SECONDS: Final = 3_600.0
 
-EXAMPLES = """\
-examples:
-  agl mcp runs.db                              tools that read a store
-  agl mcp http://127.0.0.1:4747                the same of a server, while a training writes to it
-  agl mcp runs.db --allow-evaluation           and one that runs `agl eval`, with agents of this folder
-
-In the configuration of a coding agent: {"command": "agl", "args": ["mcp", "runs.db"]}"""
 INSTRUCTIONS = (
     "Trainings of AI agents, kept in a store. Begin with `runs`, then `why` for what a run gained or why it gained "
     "nothing; `rollouts` and `rollout` show what the agent did, `diff` how prompts changed."
@@ -177,7 +170,19 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--allow-evaluation", action="store_true", help="add a tool that runs agents with `agl eval`")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "mcp",
+    description="Show a store to coding agents: runs, verdicts, rollouts and diffs as tools (Model Context Protocol).",
+    examples="""\
+examples:
+  agl mcp runs.db                              tools that read a store
+  agl mcp http://127.0.0.1:4747                the same of a server, while a training writes to it
+  agl mcp runs.db --allow-evaluation           and one that runs `agl eval`, with agents of this folder
+
+In the configuration of a coding agent: {"command": "agl", "args": ["mcp", "runs.db"]}""",
+    arguments=_add_arguments,
+)
+def main(arguments: argparse.Namespace) -> int:
     try:
         from mcp.server import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
@@ -207,13 +212,3 @@ def _with_errors(tool: Callable[..., Awaitable[object]], kind: type[Exception]) 
             raise kind(str(error)) from None
 
     return wrapped
-
-
-COMMAND = Command(
-    name="mcp",
-    description="Show a store to coding agents: runs, verdicts, rollouts and diffs as tools (Model Context Protocol).",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-)
-main = COMMAND.main

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any, Final
 
-from agentlightning.cli.command import Command, CommandParser, port_number, say, seconds, whole_number
+from agentlightning.cli.command import CommandParser, cli_command, port_number, say, seconds, whole_number
 from agentlightning.cli.models import FORMS, Models, add_budget_arguments, add_model_arguments, budget_of, models_of
 from agentlightning.cli.stores import open_store, outage_of
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
@@ -20,19 +20,6 @@ from agentlightning.utils.server_launcher import ENDING_SIGNALS, tune_process
 
 DEFAULT_PORT: Final = 4749
 DEFAULT_RETRIES: Final = 2
-
-EXAMPLES = """\
-examples:
-  agl proxy --model qwen=http://127.0.0.1:8000/v1 --store http://127.0.0.1:4747
-  agl proxy --model qwen=hosted_vllm/Qwen/Qwen2.5-0.5B-Instruct@http://gpu1:8000/v1 --store runs.db
-  OPENAI_API_KEY=... agl proxy --model gpt=openai/gpt-4.1-mini --max-tokens 20000 --store runs.db
-  agl proxy --config models.yaml --store runs.db           LiteLLM's model_list
-  AGL_PROXY_API_KEY=$(agl tokens new) agl proxy --host 0.0.0.0 --model qwen=http://127.0.0.1:8000/v1
-
-Agents call http://127.0.0.1:4749/rollout/ROLLOUT_ID/attempt/ATTEMPT_ID/v1; the resources of a training say so to them.
-Keys of providers come from the environment (OPENAI_API_KEY, ANTHROPIC_API_KEY, ...) and never reach an agent.
-Ctrl-C lets calls in flight finish and stores them; a second one ends at once.
-"""
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -66,7 +53,25 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--raw-spans", action="store_true", help="also store the bodies of calls as they were sent")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "proxy",
+    description="Serve models to agents, and record every call under its rollout.",
+    examples="""\
+examples:
+  agl proxy --model qwen=http://127.0.0.1:8000/v1 --store http://127.0.0.1:4747
+  agl proxy --model qwen=hosted_vllm/Qwen/Qwen2.5-0.5B-Instruct@http://gpu1:8000/v1 --store runs.db
+  OPENAI_API_KEY=... agl proxy --model gpt=openai/gpt-4.1-mini --max-tokens 20000 --store runs.db
+  agl proxy --config models.yaml --store runs.db           LiteLLM's model_list
+  AGL_PROXY_API_KEY=$(agl tokens new) agl proxy --host 0.0.0.0 --model qwen=http://127.0.0.1:8000/v1
+
+Agents call http://127.0.0.1:4749/rollout/ROLLOUT_ID/attempt/ATTEMPT_ID/v1; the resources of a training say so to them.
+Keys of providers come from the environment (OPENAI_API_KEY, ANTHROPIC_API_KEY, ...) and never reach an agent.
+Ctrl-C lets calls in flight finish and stores them; a second one ends at once.
+""",
+    arguments=_add_arguments,
+    log_level="INFO",
+)
+def main(arguments: argparse.Namespace) -> int:
     api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None
     refuse_open_address(
         *(arguments.host, api_key),
@@ -157,14 +162,3 @@ def _serve_until_signal(proxy: LLMProxy, store: str) -> signal.Signals:
     finally:
         proxy.stop()
     return received[0]
-
-
-COMMAND = Command(
-    name="proxy",
-    description="Serve models to agents, and record every call under its rollout.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-    log_level="INFO",
-)
-main = COMMAND.main

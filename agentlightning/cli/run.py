@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentlightning.cli.command import Command, CommandParser, print_json, say
+from agentlightning.cli.command import CommandParser, cli_command, print_json, say
 from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_capture
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
@@ -66,17 +66,6 @@ _CREDENTIALS: Final = (
 """Variables that would be shown to the proxy instead of the attempt's key, or are none of the program's business."""
 _NETWORK_PROXIES: Final = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
-EXAMPLES = """\
-examples:
-  agl run -- python my_script.py                           its calls go where they always went, and are recorded
-  agl run --model gpt-4o=http://127.0.0.1:8000/v1 -- node agent.js     what it calls gpt-4o is served there
-  agl run --store http://127.0.0.1:4747 --proxy http://127.0.0.1:4749 -- ./agent    a proxy that runs already
-  agl run --reward exit_code -- pytest -q                  the exit code is the reward; also: file, stdout, auto
-  agl run --show ro-1f2e3d                                 what was recorded of a rollout
-
-The program keeps its terminal, its input and its exit code. What it prints is recorded, unless to a terminal.
-"""
-
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server")
@@ -101,12 +90,31 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "run",
+    usage="agl run [options] -- COMMAND...",
+    description="Run a program once, as a rollout with its model calls recorded.",
+    examples="""\
+examples:
+  agl run -- python my_script.py                           its calls go where they always went, and are recorded
+  agl run --model gpt-4o=http://127.0.0.1:8000/v1 -- node agent.js     what it calls gpt-4o is served there
+  agl run --store http://127.0.0.1:4747 --proxy http://127.0.0.1:4749 -- ./agent    a proxy that runs already
+  agl run --reward exit_code -- pytest -q                  the exit code is the reward; also: file, stdout, auto
+  agl run --show ro-1f2e3d                                 what was recorded of a rollout
+
+The program keeps its terminal, its input and its exit code. What it prints is recorded, unless to a terminal.
+""",
+    arguments=_add_arguments,
+    # A program that failed has said so itself, and the report says it again.
+    quiet_loggers=("agentlightning.runner.attempt", "agentlightning.runner.failures", "agentlightning.llm_proxy.flush"),
+    has_rest=True,
+)
+def main(arguments: argparse.Namespace) -> int:
     """Run the program; returns its exit code."""
     # Two dashes behind the program's name are the program's own.
     command = [*arguments.command, *arguments.rest[0 if arguments.command else 1 :]]
     if not command and arguments.show is None:
-        COMMAND.parser().error("there is no program to run; write it behind two dashes: agl run -- python script.py")
+        main.parser().error("there is no program to run; write it behind two dashes: agl run -- python script.py")
     is_shown = arguments.show is not None
     task, models = ("", Models([])) if is_shown else (_task(arguments.task, command), models_of(arguments))
     variables = _passed_on(arguments.env)
@@ -372,17 +380,3 @@ def _report_error(error: BaseException | None) -> None:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):
         say("run", text)
-
-
-COMMAND = Command(
-    name="run",
-    usage="agl run [options] -- COMMAND...",
-    description="Run a program once, as a rollout with its model calls recorded.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-    # A program that failed has said so itself, and the report says it again.
-    quiet_loggers=("agentlightning.runner.attempt", "agentlightning.runner.failures", "agentlightning.llm_proxy.flush"),
-    has_rest=True,
-)
-main = COMMAND.main

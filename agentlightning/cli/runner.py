@@ -10,7 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from agentlightning.cli.command import Command, CommandParser, amount, positive_number, say
+from agentlightning.cli.command import CommandParser, amount, cli_command, positive_number, say
 from agentlightning.cli.stores import outage_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution import ClientServerExecutionStrategy
@@ -22,21 +22,8 @@ from agentlightning.tracer import OtelTracer
 from agentlightning.trainer.components import checked_agent
 from agentlightning.trainer.roles import RunnerRole
 
-__all__ = ["COMMAND", "loaded_agent", "main"]
-
 DEFAULT_STORE = "http://127.0.0.1:4747"
 GRACE_SECONDS = 30.0
-
-EXAMPLES = """\
-examples:
-  agl runner my_agent:agent                                      for a training on this machine
-  agl runner --store http://trainer:4747 my_agent:agent          for one on another; AGL_STORE_TOKEN lets you in
-  agl runner --n-runners 4 --max-concurrency 16 my_agent:agent   64 rollouts at once, in 4 processes
-  agl runner --max-rollouts 100 my_agent:agent                   leave after 100
-
-Ctrl-C or SIGTERM lets running rollouts finish, for --grace seconds; a second one leaves at once. What still ran is
-given back.
-"""
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -61,7 +48,23 @@ def _add_arguments(parser: CommandParser) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "runner",
+    description="Run an agent on the rollouts of a training.",
+    examples="""\
+examples:
+  agl runner my_agent:agent                                      for a training on this machine
+  agl runner --store http://trainer:4747 my_agent:agent          for one on another; AGL_STORE_TOKEN lets you in
+  agl runner --n-runners 4 --max-concurrency 16 my_agent:agent   64 rollouts at once, in 4 processes
+  agl runner --max-rollouts 100 my_agent:agent                   leave after 100
+
+Ctrl-C or SIGTERM lets running rollouts finish, for --grace seconds; a second one leaves at once. What still ran is
+given back.
+""",
+    arguments=_add_arguments,
+    log_level="INFO",
+)
+def main(arguments: argparse.Namespace) -> int:
     agent = loaded_agent(arguments.agent)
     store = LightningStoreClient(arguments.store, token=arguments.token)
     outage = outage_of(arguments.store, arguments.token)
@@ -113,14 +116,3 @@ def loaded_agent(address: str) -> LitAgent[object]:
             "name a function, or derive a class from LitAgent."
         )
     return checked_agent(agent)
-
-
-COMMAND = Command(
-    name="runner",
-    description="Run an agent on the rollouts of a training.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-    log_level="INFO",
-)
-main = COMMAND.main

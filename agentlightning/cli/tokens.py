@@ -10,12 +10,10 @@ import sys
 import time
 from datetime import datetime, timezone
 
-from agentlightning.cli.command import Command, CommandParser, print_json
+from agentlightning.cli.command import CommandParser, cli_command, print_json
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.http.tokens import Scope, describe_token, sign_token
-
-__all__ = ["COMMAND", "main"]
 
 EXAMPLES = """\
 examples:
@@ -66,7 +64,13 @@ def _add_arguments(parser: CommandParser) -> None:
             command.add_argument("--token", metavar="SECRET", help=told)
 
 
-def _run(arguments: argparse.Namespace) -> None:
+@cli_command(
+    "tokens",
+    description="Make and read the tokens that a store server asks for.",
+    examples=EXAMPLES,
+    arguments=_add_arguments,
+)
+def main(arguments: argparse.Namespace) -> None:
     if arguments.verb == "show":
         _show(sys.stdin.read().strip() if arguments.signed == "-" else arguments.signed, as_json=arguments.json)
         return
@@ -111,13 +115,3 @@ def _date(seconds: float) -> str:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):  # beyond the calendar
         return f"{seconds:.0f} seconds since the epoch"
-
-
-COMMAND = Command(
-    name="tokens",
-    description="Make and read the tokens that a store server asks for.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-)
-main = COMMAND.main

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agentlightning.cli.command import Command, CommandParser, port_number, positive_number, say
+from agentlightning.cli.command import CommandParser, cli_command, port_number, positive_number, say
 from agentlightning.engine.vllm.options import (
     DEFAULT_MEMORY,
     KEY_VARIABLE,
@@ -44,18 +44,6 @@ DEFAULT_NAME: Final = "policy"
 """What GRPO calls a single model."""
 DEFAULT_SEQUENCES: Final = 64
 _KEY_BYTES: Final = 32
-
-EXAMPLES = """\
-examples:
-  agl vllm /models/qwen                                     a server that GRPO(engine="http://127.0.0.1:8000") joins
-  agl vllm /models/qwen --lora-rank 16 --port 8001          the same for a training of adapters
-  CUDA_VISIBLE_DEVICES=1 agl vllm /models/qwen --transfer nccl   the same beside a learner on another GPU
-  agl vllm /models/qwen --print -- --enforce-eager          show the command, with an argument of vLLM's own
-  agl vllm serve Qwen/Qwen2.5-0.5B-Instruct --port 8000     a server with exact token ids
-  agl vllm --model Qwen/Qwen2.5-0.5B-Instruct --port 8000   the same
-  agl vllm serve --help                                     what vLLM itself has to say
-  agl proxy --model qwen=hosted_vllm/Qwen/Qwen2.5-0.5B-Instruct@http://127.0.0.1:8000/v1     the proxy before it
-"""
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -98,14 +86,13 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--print", action="store_true", help="show the command and its environment, and start nothing")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run vLLM until it ends; returns its exit code."""
-    given = list(argv or ())
-    if not given or given[0] in ("-h", "--help"):
-        COMMAND.parser().print_help()
-        return 0 if given else 2
-    if not given[0].startswith("-") and given[0] not in _COMMANDS_OF_VLLM:
-        return COMMAND.main(given)
+def _passed_on(given: Sequence[str]) -> int | None:
+    """Run vLLM's own command line until it ends, if the words are for it; returns its exit code."""
+    if not given:
+        main.parser().print_help()
+        return 2
+    if given[0] in ("-h", "--help") or not (given[0].startswith("-") or given[0] in _COMMANDS_OF_VLLM):
+        return None
     arguments = _as_vllm_takes(given)
     if importlib.util.find_spec("vllm") is not None:
         return _run_in_process(arguments)
@@ -118,7 +105,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return os.execv(executable, ["vllm", *arguments])
 
 
-def _serve_for_training(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "vllm",
+    usage="agl vllm MODEL [options] [-- ARGUMENTS OF VLLM...]\n       agl vllm ARGUMENTS...",
+    description=(
+        "Start a vLLM that a training can join, for this machine alone unless --host says otherwise. With a command of"
+        " vLLM's own, or an option, as the first word, run vLLM's command line with these arguments; options alone"
+        " stand behind `serve`."
+    ),
+    examples="""\
+examples:
+  agl vllm /models/qwen                                     a server that GRPO(engine="http://127.0.0.1:8000") joins
+  agl vllm /models/qwen --lora-rank 16 --port 8001          the same for a training of adapters
+  CUDA_VISIBLE_DEVICES=1 agl vllm /models/qwen --transfer nccl   the same beside a learner on another GPU
+  agl vllm /models/qwen --print -- --enforce-eager          show the command, with an argument of vLLM's own
+  agl vllm serve Qwen/Qwen2.5-0.5B-Instruct --port 8000     a server with exact token ids
+  agl vllm --model Qwen/Qwen2.5-0.5B-Instruct --port 8000   the same
+  agl vllm serve --help                                     what vLLM itself has to say
+  agl proxy --model qwen=hosted_vllm/Qwen/Qwen2.5-0.5B-Instruct@http://127.0.0.1:8000/v1     the proxy before it
+""",
+    arguments=_add_arguments,
+    has_rest=True,
+    passed_on=_passed_on,
+)
+def main(arguments: argparse.Namespace) -> int:
     """Become vLLM; what to write into the script is printed before."""
     options = VllmOptions(
         gpu_memory_utilization=arguments.memory,
@@ -204,18 +214,3 @@ def _run_in_process(arguments: Sequence[str]) -> int:
     finally:
         sys.argv = before
     return code if isinstance(code, int) else 0
-
-
-COMMAND = Command(
-    name="vllm",
-    usage="agl vllm MODEL [options] [-- ARGUMENTS OF VLLM...]\n       agl vllm ARGUMENTS...",
-    description=(
-        "Start a vLLM that a training can join, for this machine alone unless --host says otherwise. With a command of"
-        " vLLM's own, or an option, as the first word, run vLLM's command line with these arguments; options alone"
-        " stand behind `serve`."
-    ),
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_serve_for_training,
-    has_rest=True,
-)

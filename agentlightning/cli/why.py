@@ -5,21 +5,12 @@ import asyncio
 import sys
 from typing import Any
 
-from agentlightning.cli.command import Command, CommandParser, print_json
+from agentlightning.cli.command import CommandParser, cli_command, print_json
 from agentlightning.cli.stores import for_reading, opened_store
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import printable
 from agentlightning.store import LightningStore
 from agentlightning.verdict import verdict_of_rollout, verdict_of_run
-
-EXAMPLES = """\
-examples:
-  agl why runs.db                          the newest run of a store
-  agl why runs.db run-4f2a                 this run
-  agl why http://127.0.0.1:4747 ro-81c3    what became of one rollout
-  agl why runs.db --json                   the same as one line of JSON
-
-docs/how-to/my-agent-does-not-learn.md has every finding, what it means and what to do."""
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -31,7 +22,20 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@cli_command(
+    "why",
+    description="Tell what a run gained, or why it gained nothing, with the figure that shows it and what to try.",
+    examples="""\
+examples:
+  agl why runs.db                          the newest run of a store
+  agl why runs.db run-4f2a                 this run
+  agl why http://127.0.0.1:4747 ro-81c3    what became of one rollout
+  agl why runs.db --json                   the same as one line of JSON
+
+docs/how-to/my-agent-does-not-learn.md has every finding, what it means and what to do.""",
+    arguments=_add_arguments,
+)
+def main(arguments: argparse.Namespace) -> int:
     access = for_reading(arguments.store, arguments.token)
     with opened_store(access.address, access.token, must_exist=True) as store:
         found, lines = asyncio.run(judged(store, arguments.id))
@@ -55,13 +59,3 @@ async def judged(store: LightningStore, wanted: str | None) -> tuple[dict[str, A
     verdict = await verdict_of_run(store, run)
     head = f"Run '{run.name}' ({run.run_id}) is '{run.status}'."
     return {"run_id": run.run_id, "status": run.status, **verdict.as_summary()}, [head, *str(verdict).splitlines()]
-
-
-COMMAND = Command(
-    name="why",
-    description="Tell what a run gained, or why it gained nothing, with the figure that shows it and what to try.",
-    examples=EXAMPLES,
-    add_arguments=_add_arguments,
-    run=_run,
-)
-main = COMMAND.main

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from agentlightning.cli.models import models_of
-from agentlightning.cli.proxy import COMMAND, proxy_of
+from agentlightning.cli.proxy import main as proxy_command
+from agentlightning.cli.proxy import proxy_of
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, Span
 from agentlightning.types.attempt_keys import derive_attempt_key
@@ -238,7 +239,7 @@ def test_settings_of_a_file_hold_unless_the_command_says_otherwise(
     entry = {"model_name": "m", "litellm_params": {"model": "openai/m", "api_base": "http://127.0.0.1:9/v1"}}
     settings = {"num_retries": 5, "request_timeout": 30}
     (tmp_path / "models.json").write_text(json.dumps({"model_list": [entry], "litellm_settings": settings}))
-    parsed = COMMAND.parser().parse_args(["--config", str(tmp_path / "models.json"), *arguments])
+    parsed = proxy_command.parser().parse_args(["--config", str(tmp_path / "models.json"), *arguments])
 
     proxy = proxy_of(parsed, models_of(parsed), InMemoryLightningStore(), api_key=None)
 

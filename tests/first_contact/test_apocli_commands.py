@@ -39,7 +39,7 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
     """Those of all commands and of all their verbs."""
     for command in COMMANDS:
         module: Any = importlib.import_module(module_of(command))
-        parser = module.COMMAND.parser()
+        parser = module.main.parser()
         yield parser
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from agentlightning.cli import demo, main
-from agentlightning.cli.demo import COMMAND, _left
+from agentlightning.cli.demo import _left
+from agentlightning.cli.demo import main as demo_command
 from agentlightning.errors import ConfigurationError
 from agentlightning.trainer.views import agl_command
 
 
 def test_the_demo_says_that_a_seed_does_not_fix_the_number_of_steps() -> None:
-    assert "different numbers of steps" in " ".join(COMMAND.parser().format_help().split())
+    assert "different numbers of steps" in " ".join(demo_command.parser().format_help().split())
 
 
 def test_the_demo_says_how_to_remove_its_temporary_folder(tmp_path: Path) -> None:

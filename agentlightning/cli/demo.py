@@ -25,7 +25,7 @@ from agentlightning.cli.command import (
     positive_number,
     print_json,
 )
-from agentlightning.cli.demo_report import SIDES, Example, PhaseSentinel, Report, read_report, show_report, skills_of
+from agentlightning.cli.demo_report import Example, PhaseSentinel, Report, read_report, show_report
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
 from agentlightning.litagent import rollout
@@ -143,7 +143,7 @@ def main(arguments: argparse.Namespace) -> int:
             folder.rmdir()
     if arguments.folder is None:  # nobody will resume from there, and the trained model is written
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    report = asyncio.run(_read(folder, arguments.questions))
+    report = asyncio.run(_read(folder))
     seconds = time.monotonic() - began
     if arguments.json:
         settings = {name: getattr(arguments, name) for name in ("questions", "reward", "seed")}
@@ -246,14 +246,10 @@ def _part(name: str) -> ModuleType:
 # ---------------------------------------------------------------------- showing
 
 
-async def _read(folder: Path, questions: int) -> Report:
-    example = load_example()
-    sums = [one.removesuffix("?") for task in held_out_tasks(questions) for one in task["questions"]]
-    models = zip(SIDES, ("tiny", str(folder / "model")), strict=True)
-    skills = {side: skills_of(model, example, sums[:HELD_OUT_TASKS], TEMPERATURE) for side, model in models}
+async def _read(folder: Path) -> Report:
     store = SqliteLightningStore(folder / "runs.db")
     try:
-        return await read_report(store, example, HELD_OUT_TASKS, skills)
+        return await read_report(store, load_example(), HELD_OUT_TASKS)
     finally:
         await store.close()
 

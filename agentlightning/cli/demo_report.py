@@ -1,4 +1,4 @@
-"""What `agl demo` shows at its end: phases, gain, conversations and skills, from the store and the model it leaves.
+"""What `agl demo` shows at its end: phases, gain and conversations, from the store that it leaves.
 
 Everything is sampled at the temperature of the training. The store has all of it, so that a training which was stopped
 and went on is shown whole.
@@ -7,7 +7,7 @@ and went on is shown whole.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,10 +19,6 @@ from agentlightning.algorithm.comparison import gain_summary
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.store import LightningStore
-
-if TYPE_CHECKING:
-    from agentlightning.engine.codec import ChatCodec, Message
-    from agentlightning.engine.scheduler import InferenceEngine
 
 PREFIX: Final = "phases/"
 LABELS: Final = {
@@ -36,7 +32,6 @@ MOST_ROWS: Final = 8
 """Steps in the table of phases."""
 MOST_CONVERSATIONS: Final = 3
 """That show something wrong before; one that is wrong after comes on top."""
-MOST_TOKENS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -89,8 +84,6 @@ class Report:
     after: Validation
     steps: list[dict[str, float]]
     """Step, mean reward, and phases."""
-    skills: dict[str, dict[str, float]]
-    """What the model can still do, before and after."""
 
     @property
     def gain(self) -> dict[str, Any]:
@@ -105,7 +98,6 @@ class Report:
             **{name: {"reward": asdict(side.reward), "phases": side.phases} for name, side in sides},
             "gain": self.gain,
             "steps": self.steps,
-            "still_can": self.skills,
             "conversations": self.conversations(),
         }
 
@@ -129,9 +121,7 @@ class Report:
         ]
 
 
-async def read_report(
-    store: LightningStore, example: Example, held_out: int, skills: dict[str, dict[str, float]]
-) -> Report:
+async def read_report(store: LightningStore, example: Example, held_out: int) -> Report:
     """The newest training in a store, with all the runs it was made in.
 
     Args:
@@ -142,7 +132,7 @@ async def read_report(
     of_run = {run: [one.rollout_id for one in rollouts if (one.metadata or {}).get("run_id") == run] for run in run_ids}
     before = await _validation(store, example, of_run[run_ids[0]][:held_out])
     after = await _validation(store, example, of_run[run_ids[-1]][-held_out:])
-    return Report(before, after, await _steps(store, run_ids), skills)
+    return Report(before, after, await _steps(store, run_ids))
 
 
 async def _runs(store: LightningStore) -> list[str]:
@@ -173,59 +163,11 @@ async def _steps(store: LightningStore, run_ids: Sequence[str]) -> list[dict[str
     ]
 
 
-# ---------------------------------------------------------------------- what is not forgotten
-
-
-def skills_of(model: str, example: Example, sums: Sequence[str], temperature: float) -> dict[str, float]:
-    """How often a model does as pre-training showed it: repeat a sum after "say", and after "run" call and say "ok"."""
-    from agentlightning.engine.checkpoint import load
-    from agentlightning.engine.scheduler import InferenceEngine
-
-    loaded, codec = load(model)
-    said, ran = ([[{"role": "user", "content": f"{verb} {one}"}] for one in sums] for verb in ("say", "run"))
-    with InferenceEngine(loaded) as engine:
-        for conversations in (said, ran, ran):
-            _add_replies(engine, codec, example.agent, conversations, temperature)
-    can_say = [_answered(messages, one, one, example) for messages, one in zip(said, sums, strict=True)]
-    can_run = [_answered(messages, one, "ok", example) for messages, one in zip(ran, sums, strict=True)]
-    is_run = [one.solved and one.right_expression for one in can_run]
-    return {"say": sum(one.solved for one in can_say) / len(sums), "run": sum(is_run) / len(sums)}
-
-
-def _add_replies(
-    engine: "InferenceEngine",
-    codec: "ChatCodec",
-    agent: ModuleType,
-    conversations: Sequence[list["Message"]],
-    temperature: float,
-) -> None:
-    """What the model replies, and what the tool returns where it was called; a conversation that is over is left."""
-    from agentlightning.engine.sampling import Sampling
-
-    tools = [agent.CALCULATOR]
-    unanswered = [messages for messages in conversations if messages[-1]["role"] != "assistant"]
-    running = [
-        engine.submit(codec.render(messages, tools), Sampling(MOST_TOKENS, temperature, seed=seed))
-        for seed, messages in enumerate(unanswered)
-    ]
-    for messages, one in zip(unanswered, running, strict=True):
-        reply = codec.parse(one.result().token_ids, tools)
-        results = [(call.id, agent.calculated(call.arguments)) for call in reply.tool_calls]
-        messages.append(reply.as_message())
-        messages += [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in results]
-
-
-def _answered(messages: Sequence["Message"], expression: str, expected: str, example: Example) -> Any:
-    """The outcome of a conversation about a sum of which this answer is expected."""
-    [outcome] = example.phases.outcomes(messages, {"questions": [f"{expression}?"], "answers": [expected]})
-    return outcome
-
-
 # ---------------------------------------------------------------------- showing
 
 
 def show_report(console: Console, report: Report) -> None:
-    """Tables of the phases and of the steps, conversations, and what was not forgotten."""
+    """Tables of the phases and of the steps, and conversations."""
     _show_steps(console, report.steps)
     for conversation in report.conversations():
         _show_conversation(console, conversation)
@@ -245,11 +187,6 @@ def show_report(console: Console, report: Report) -> None:
     if gain:
         interval = escape(f"[{gain['low']:+.3f}, {gain['high']:+.3f}]")
         console.print(f"Gain, task by task: {gain['mean']:+.3f} {interval}, {gain['n']} tasks: {gain['verdict']}.")
-    kept = (
-        f"{name} {report.skills['after'][name]:.2f} (was {value:.2f})"
-        for name, value in report.skills["before"].items()
-    )
-    console.print(f"Still can: {', '.join(kept)}.")
 
 
 def _show_steps(console: Console, steps: Sequence[dict[str, float]]) -> None:

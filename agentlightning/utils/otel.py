@@ -11,7 +11,7 @@ import json
 import math
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
@@ -19,7 +19,7 @@ from agentlightning.errors import NoActiveTracer
 from agentlightning.utils.deprecation import missing_name
 
 if TYPE_CHECKING:  # the SDK is slow to import
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace import TracerProvider
 
 __all__ = [
     "flatten_attributes",
@@ -36,9 +36,6 @@ __all__ = [
 SCOPE_NAME: Final = "agentlightning"
 """Instrumentation scope of the spans we write."""
 _SCALARS = (str, bool, int, float)
-
-_SpanT = TypeVar("_SpanT")
-_ProcessorT = TypeVar("_ProcessorT", bound="SpanProcessor")
 
 # ---------------------------------------------------------------------- nested values
 
@@ -74,23 +71,17 @@ def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
 # ---------------------------------------------------------------------- values OpenTelemetry takes
 
 
-def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
-    """A value an attribute can hold: plain values and flat lists of them as they are, others as JSON text.
-
-    Args:
-        force: Write what JSON does not know as `str(object)`; otherwise that raises ValueError.
-    """
+def sanitize_attribute_value(object: Any) -> Any:
+    """A value an attribute can hold: plain values and flat lists of them as they are, others as JSON or plain text."""
     if isinstance(object, _SCALARS):
         return object
     if isinstance(object, (list, tuple)):
         with contextlib.suppress(ValueError, OverflowError):
             return sanitize_list_attribute_sanity(object)
     try:
-        return json.dumps(object, default=str if force else None, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        if force:
-            return str(object)
-        raise ValueError(f"A value of type {type(object).__name__} cannot be an attribute: {error}.") from error
+        return json.dumps(object, default=str, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(object)
 
 
 def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
@@ -114,15 +105,9 @@ def _kinds(values: Iterable[object]) -> set[type | None]:
     return {next((kind for kind in (bool, int, float, str) if isinstance(value, kind)), None) for value in values}
 
 
-def sanitize_attributes(attributes: Mapping[str, object], force: bool = True) -> dict[str, Any]:
+def sanitize_attributes(attributes: Mapping[str, object]) -> dict[str, Any]:
     """Attributes of which every value can be held; see `sanitize_attribute_value`."""
-    sane = {}
-    for key, value in attributes.items():
-        try:
-            sane[str(key)] = sanitize_attribute_value(value, force)
-        except ValueError as error:
-            raise ValueError(f"Attribute '{key}': {error}") from error
-    return sane
+    return {str(key): sanitize_attribute_value(value) for key, value in attributes.items()}
 
 
 def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:

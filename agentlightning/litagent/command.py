@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, get_args
 
 from agentlightning.emitter import OperationContext, operation
 from agentlightning.errors import AttemptTimedOut, ConfigurationError, RolloutFailed
@@ -39,11 +39,11 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import AttemptedRollout, Attributes, NamedResources, Rollout, RolloutRawResult, TaskInput
 from agentlightning.types.scoping import resources_for
-from agentlightning.utils.child_process import Program, ProgramPlan
+from agentlightning.utils.child_process import CapturedProcess, Program, ProgramPlan
 from agentlightning.utils.clipped_text import ClippedText, redacted
 from agentlightning.utils.spelling import suggests_arguments
 
-__all__ = ["CommandAgent", "RewardSource", "RunningProgram", "StdinFormat"]
+__all__ = ["CommandAgent", "RewardSource", "StdinFormat"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +59,6 @@ _SHOWN_LINES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
 _LONGEST_QUOTE: Final = 200
 _NUMBER: Final = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE)
-
-
-class RunningProgram(Protocol):
-    """A program as its agent sees it; see `utils.child_process.Program`. A stream that is not captured is None."""
-
-    @property
-    def stdout(self) -> ClippedText | None: ...
-    @property
-    def stderr(self) -> ClippedText | None: ...
-    @property
-    def exit_code(self) -> int | None: ...
-    @property
-    def duration_seconds(self) -> float: ...
-    async def wait(self) -> None: ...
-    async def end(self, grace_seconds: float) -> None: ...
 
 
 @suggests_arguments
@@ -134,7 +119,7 @@ class CommandAgent(LitAgent[TaskInput]):
             environment = self._environment(task, resources_for(None, resources), rollout, Path(name))
             return await _Run(self, environment, secrets_of(resources, environment), span).result(task)
 
-    async def start_program(self, plan: ProgramPlan) -> RunningProgram:
+    async def start_program(self, plan: ProgramPlan) -> CapturedProcess:
         """Run the program, by itself and in the background; OSError if it cannot be."""
         return await Program.start(plan)
 
@@ -195,7 +180,7 @@ class _Run:
             raise RolloutFailed(f"{self._name} {_described(program.exit_code)}.{self._error_lines(program)}")
         return self._reward(program)
 
-    async def _started(self, task: TaskInput) -> RunningProgram:
+    async def _started(self, task: TaskInput) -> CapturedProcess:
         agent = self.agent
         path = Path(os.devnull)
         if agent.stdin != "none":
@@ -229,7 +214,7 @@ class _Run:
             return f"'{program}' may not be executed: chmod +x it, or name its interpreter before it in the command."
         return f"{self._name} could not be started: {error}."
 
-    def _record(self, program: RunningProgram) -> None:
+    def _record(self, program: CapturedProcess) -> None:
         """Spans for its output, and its exit code on the span around it."""
         tracer = get_active_tracer()
         if tracer is None or self.span is None:
@@ -252,7 +237,7 @@ class _Run:
         shown = command if len(command) <= _LONGEST_QUOTE else f"{command[:_LONGEST_QUOTE]}…"
         return f"The program '{shown}'"
 
-    def _error_lines(self, program: RunningProgram) -> str:
+    def _error_lines(self, program: CapturedProcess) -> str:
         if program.stderr is None:
             return ""
         lines = program.stderr.end(self.secrets).rstrip().splitlines()[-_SHOWN_LINES:]
@@ -261,7 +246,7 @@ class _Run:
 
     # ------------------------------------------------------------------ the reward
 
-    def _reward(self, program: RunningProgram) -> float | None:
+    def _reward(self, program: CapturedProcess) -> float | None:
         """The reward from where it is expected; RolloutFailed if it is not there."""
         source = self.agent.reward_from
         if source == "none":

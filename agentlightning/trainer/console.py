@@ -81,8 +81,6 @@ class Console:
         self._address = address
         self._served_at = served_at
         self._run_id = run_id
-        self._has_metrics = False
-        """Whether there may be metrics to read."""
         self._points_read = 0
         self._counts_all = counts_all
         self._is_named = False
@@ -163,7 +161,7 @@ class Console:
 
     async def _follow(self, _view: View) -> None:
         """Count notices as they come, all that are there in one go."""
-        notices = self._store.subscribe(["rollout"] if self._run_id is None else ["rollout", "metrics"])
+        notices = self._store.subscribe(["rollout"])
         try:
             await self._query_counts(is_start=True)
             self._is_listening.set()
@@ -179,10 +177,7 @@ class Console:
             if notice.kind == "rollout":
                 self._count_rollout(notice)
             elif notice.kind == "gap":
-                self._has_metrics = self._run_id is not None
                 await self._query_counts()
-            elif notice.name == self._run_id:
-                self._has_metrics = True
             if time.monotonic() - counted_at >= LISTEN_SECONDS:
                 await self._rest(REST_SECONDS)
                 counted_at = time.monotonic()
@@ -240,7 +235,6 @@ class Console:
             await asyncio.sleep(SETTLE_SECONDS)
             if self._progress.notices == known:
                 break
-        self._has_metrics = self._run_id is not None  # whether or not a notice has come through
         for _ in range(2):  # the next page, and the last
             await self._read_metrics(view)
         with suppress(asyncio.TimeoutError):  # what could not be read makes the figures estimates
@@ -289,11 +283,9 @@ class Console:
 
     async def _read_metrics(self, view: View) -> None:
         """Read what the algorithm has added since; of more than fits in a turn, the last ones next time."""
-        if self._run_id is None or not self._has_metrics:
+        if self._run_id is None:
             return
-        self._has_metrics = False
         page = await self._store.query_metrics(self._run_id, offset=self._points_read, limit=POINTS_PER_REFRESH)
         for point in page:
             view.add(point)
         self._points_read = max(self._points_read + len(page), page.total - POINTS_PER_REFRESH)
-        self._has_metrics = self._has_metrics or self._points_read < page.total

@@ -165,6 +165,10 @@ class CapturedProcess(asyncio.SubprocessProtocol):
         """Return when the program has ended; what it started may still run."""
         await self.exited.wait()
 
+    async def end(self, grace_seconds: float) -> None:
+        """End it if it still runs: asked first, killed later."""
+        raise NotImplementedError
+
 
 async def wait_for_event(event: asyncio.Event, timeout_seconds: float) -> None:
     """Return when the event is set, or when the time is up."""

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -38,7 +38,6 @@ __all__ = [
     "PythonServerLauncherArgs",
     "ending_signal",
     "is_loopback",
-    "noop_context",
     "reserved_socket",
 ]
 
@@ -326,12 +325,6 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "StoppableS
 def _check_health(url: str) -> None:
     with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT_SECONDS):
         return
-
-
-@contextlib.asynccontextmanager
-async def noop_context() -> AsyncIterator[None]:
-    """A `serve_context` that does nothing."""
-    yield
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from agentlightning.litagent.command import CommandAgent, RunningProgram
+from agentlightning.litagent.command import CommandAgent
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer import OtelTracer
-from agentlightning.utils.child_process import ProgramPlan
+from agentlightning.utils.child_process import CapturedProcess, ProgramPlan
 from tests import warm_python
 from tests.litagent.workbench import RESOURCES, Outcome, Workbench, is_alive
 from tests.runner.working import until
@@ -91,7 +91,7 @@ class Awaited(CommandAgent):
         self.folder = folder
         self.count = count
 
-    async def start_program(self, plan: ProgramPlan) -> RunningProgram:
+    async def start_program(self, plan: ProgramPlan) -> CapturedProcess:
         program = await super().start_program(plan)
         try:
             await until(self.is_ready)

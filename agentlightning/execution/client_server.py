@@ -352,14 +352,12 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 asyncio.run(self._execute_algorithm(algorithm, store, stop))
             elif self.role == "runner":
                 self._execute_runners_only(runner, store, stop, ctx)
-            elif self.role == "both":
+            else:
                 self._secure_port(store)
                 own = None if self.insecure else secrets.token_urlsafe()
                 self._token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN) or own
                 place = self._execute_both if self.main_process == "algorithm" else self._execute_around_runner
                 place(algorithm, runner, store, stop, ctx)
-            else:
-                raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
         except KeyboardInterrupt:
             self._note_interrupt()
             logger.warning("KeyboardInterrupt received; everything has been stopped.")

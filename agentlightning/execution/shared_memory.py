@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution.base import (
@@ -33,7 +33,6 @@ AGENT_LOOP: ContextVar[LoopThread | None] = ContextVar("agentlightning_agent_loo
 
 Frameworks keep asynchronous clients for the whole process, which fail in a second loop.
 """
-_T = TypeVar("_T")
 _Failures = SimpleQueue[BaseException]
 
 
@@ -89,17 +88,24 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             return not any(thread.is_alive() for thread in threads) if in_threads else has_runner_left.is_set()
 
         guarded = OrphanedQueueGuard(algorithm, are_runners_gone, getattr(runner, "owns_worker", None))
+
+        async def until_algorithm_ends() -> None:
+            try:
+                await guarded(shared, stop)
+            finally:
+                stop.set()  # without an algorithm nobody sends work
+
         self.is_interrupted = False
         try:
             if self.main_thread == "algorithm":
                 for number in range(self.n_runners):
-                    work = functools.partial(self._run_runner, runner, shared, number, stop, failures)
+                    work = functools.partial(self._run, functools.partial(runner, shared, number, stop), stop, failures)
                     threads.append(_started_thread(f"runner-{number}", work, agents if self.n_runners > 1 else None))
-                self._run_algorithm(guarded, shared, stop, None)
+                self._run(until_algorithm_ends, stop, None)
             else:
-                work = functools.partial(self._run_algorithm, guarded, shared, stop, failures)
+                work = functools.partial(self._run, until_algorithm_ends, stop, failures)
                 threads.append(_started_thread("algorithm", work))
-                self._run_runner(runner, shared, 0, stop, None)
+                self._run(functools.partial(runner, shared, 0, stop), stop, None)
                 has_runner_left.set()
                 # The runner may be done before the algorithm is, which ends by itself.
                 threads[0].join()
@@ -123,35 +129,15 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         if alive:
             logger.error("Threads still run after %g s and are left behind: %s.", self.join_timeout, ", ".join(alive))
 
-    def _run_algorithm(
-        self,
-        algorithm: AlgorithmBundle,
-        store: LightningStore,
-        stop_evt: ExecutionEvent,
-        thread_exceptions: _Failures | None,
+    def _run(
+        self, work: Callable[[], Coroutine[Any, Any, None]], stop: ExecutionEvent, failures: _Failures | None
     ) -> None:
-        with _failing_together(stop_evt, thread_exceptions):
-            asyncio.run(self._run_until_completed_or_canceled(algorithm(store, stop_evt), stop_evt))
-        stop_evt.set()  # without an algorithm nobody sends work
-
-    def _run_runner(
-        self,
-        runner: RunnerBundle,
-        store: LightningStore,
-        worker_id: int,
-        stop_evt: ExecutionEvent,
-        thread_exceptions: _Failures | None,
-    ) -> None:
-        with _failing_together(stop_evt, thread_exceptions):
-            asyncio.run(self._run_until_completed_or_canceled(runner(store, worker_id, stop_evt), stop_evt))
-
-    async def _run_until_completed_or_canceled(
-        self, coro: Coroutine[object, object, _T], stop_evt: ExecutionEvent
-    ) -> _T | None:
+        """Do one side's work in this thread, in an event loop of its own, to its end or until all is to stop."""
         grace = self.graceful_delay
-        return await run_until_stopped(
-            coro, stop_evt.is_set, grace, abandon_seconds=grace, poll_seconds=self.poll_interval
-        )
+        with _failing_together(stop, failures):
+            asyncio.run(
+                run_until_stopped(work(), stop.is_set, grace, abandon_seconds=grace, poll_seconds=self.poll_interval)
+            )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import re
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import quote
@@ -46,7 +47,8 @@ _CONTENT: Final = re.compile(
 )
 """Attributes that hold what was said, as words or as tokens."""
 
-WATCH: ContextVar["CallWatch | None"] = ContextVar("agentlightning_call_watch", default=None)
+WATCHES: ContextVar[tuple["CallWatch", ...]] = ContextVar("agentlightning_call_watches", default=())
+"""Those that are open here, the innermost last."""
 
 
 def recording_of(rollout_id: str, attempt_id: str, span_id: str) -> str:
@@ -82,24 +84,18 @@ def recorded_span_id(span: Span) -> str:
 
 
 class CallWatch:
-    """Notices whether a model call is recorded in its context, or in one that inherited from it, while it is open."""
+    """Notices whether a model call is recorded in the context that it is opened in, or in one that inherits from it."""
 
     def __init__(self) -> None:
         self.has_seen = False
-        self._is_open = False
-        self._outer: CallWatch | None = None
 
     def open(self) -> Self:
-        self._outer = WATCH.get()
-        self._is_open = True
-        WATCH.set(self)
+        WATCHES.set((*WATCHES.get(), self))
         return self
 
     def close(self) -> None:
         """Harmless the second time, and in another context than it was opened in."""
-        self._is_open = False
-        if WATCH.get() is self:
-            WATCH.set(self._outer)
+        WATCHES.set(tuple(watch for watch in WATCHES.get() if watch is not self))
 
     def __enter__(self) -> Self:
         return self.open()
@@ -110,11 +106,8 @@ class CallWatch:
     @staticmethod
     def notice() -> None:
         """A call is recorded here."""
-        watch = WATCH.get()
-        while watch is not None:
-            if watch._is_open:
-                watch.has_seen = True
-            watch = watch._outer
+        for watch in WATCHES.get():
+            watch.has_seen = True
 
 
 class ModelCall:
@@ -289,29 +282,36 @@ def _parsed(text: bytes) -> Any:
         return json.loads(text)
 
 
+@contextmanager
+def _ended(end: _End) -> Iterator[None]:
+    """Say that nothing more is read when a reader leaves, and with what error."""
+    try:
+        yield
+    except GeneratorExit:
+        end()
+        raise
+    except BaseException as error:
+        end(error)
+        raise
+    end()
+
+
 def _readers(response: Any, body: _Body, end: _End) -> dict[str, Any]:
     read, close = response.iter_bytes, response.close
 
     def iter_bytes(*args: object, **kwargs: object) -> Iterator[bytes]:
         pieces = read(*args, **kwargs)
-        try:
-            while True:
-                body.is_being_read = True
-                try:
-                    piece = next(pieces, None)
-                finally:
-                    body.is_being_read = False
-                if piece is None:
-                    break
+        with _ended(end):
+            while (piece := read_next(pieces)) is not None:
                 body.take(piece)
                 yield piece
-        except GeneratorExit:
-            end()
-            raise
-        except BaseException as error:
-            end(error)
-            raise
-        end()
+
+    def read_next(pieces: Iterator[bytes]) -> bytes | None:
+        body.is_being_read = True
+        try:
+            return next(pieces, None)
+        finally:
+            body.is_being_read = False
 
     def close_too() -> None:
         try:
@@ -328,24 +328,17 @@ def _async_readers(response: Any, body: _Body, end: _End) -> dict[str, Any]:
 
     async def aiter_bytes(*args: object, **kwargs: object) -> AsyncIterator[bytes]:
         pieces = read(*args, **kwargs).__aiter__()
-        try:
-            while True:
-                body.is_being_read = True
-                try:
-                    piece = await anext(pieces, None)
-                finally:
-                    body.is_being_read = False
-                if piece is None:
-                    break
+        with _ended(end):
+            while (piece := await read_next(pieces)) is not None:
                 body.take(piece)
                 yield piece
-        except GeneratorExit:
-            end()
-            raise
-        except BaseException as error:
-            end(error)
-            raise
-        end()
+
+    async def read_next(pieces: AsyncIterator[bytes]) -> bytes | None:
+        body.is_being_read = True
+        try:
+            return await anext(pieces, None)
+        finally:
+            body.is_being_read = False
 
     async def close_too() -> None:
         try:

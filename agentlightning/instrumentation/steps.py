@@ -7,7 +7,6 @@ A mistake of ours never reaches the agent: it is logged, and the agent goes on. 
 function so; patches that hear of a beginning and an end apart make steps themselves, within `guarded`.
 """
 
-import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from agentlightning.instrumentation.otel_internals import is_suppressed, set_att
 from agentlightning.instrumentation.patch import Patch, PatchedCall
 from agentlightning.types.agents import agent_name
 from agentlightning.utils.log_failures import log_failures
-from agentlightning.utils.otel import SCOPE_NAME, showable
+from agentlightning.utils.otel import showable, tracer_of
 
 __all__ = [
     "Step",
@@ -59,11 +58,6 @@ def without_none(attributes: Mapping[str, AttributeValue | None]) -> dict[str, A
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-@functools.lru_cache(maxsize=1)
-def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
-    return provider.get_tracer(SCOPE_NAME)
-
-
 class Step:
     """A span that is open."""
 
@@ -83,7 +77,7 @@ class Step:
             agent: Whose work it is, also in the steps beneath.
         """
         self._agent = agent
-        self.span: Span = _tracer_of(trace.get_tracer_provider()).start_span(
+        self.span: Span = tracer_of(trace.get_tracer_provider()).start_span(
             name,
             None if parent is None else trace.set_span_in_context(parent.span),
             kind=kind,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from opentelemetry import context as otel_context
 
-from agentlightning.instrumentation.model_calls import WATCH
+from agentlightning.instrumentation.model_calls import WATCHES
 from agentlightning.instrumentation.patch import Original, Patch
 from agentlightning.instrumentation.redirect import ROUTER
 
@@ -35,7 +35,7 @@ class ThreadContextPatch(Patch):
             variables: What is carried besides the variables of this room; a default says that there is nothing to.
         """
         super().__init__()
-        self._variables = (*variables, ROUTER, WATCH)
+        self._variables = (*variables, ROUTER, WATCHES)
 
     def change(self, module: ModuleType) -> None:
         self.replace(threading.Thread, "start", self._start)
@@ -67,7 +67,7 @@ class ThreadContextPatch(Patch):
     def _carrier(self) -> "Callable[[Callable[..., Any]], Callable[..., Any]] | None":
         """What makes a function run with the values of this moment; None if there are none to carry."""
         values = [(variable, variable.get()) for variable in self._variables]
-        if all(value is None or value is False for _, value in values):
+        if all(value is None or value is False or value == () for _, value in values):
             return None
         span_context = otel_context.get_current()
 

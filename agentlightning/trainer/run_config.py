@@ -124,20 +124,12 @@ def _text(text: str) -> str:
 def _bounded(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration without its largest settings, if it would be too large with them."""
     settings: dict[str, dict[str, Any]] = config["settings"]
-    excess = _size(config) - MOST_BYTES
-    by_size = sorted(
-        ((_size(v), role, name) for role, own in settings.items() for name, v in own.items()), reverse=True
-    )
-    for size, role, name in by_size:
-        if excess <= 0:
-            break
+    while len(json.dumps(config)) > MOST_BYTES:
+        size, role, name = max(
+            (len(json.dumps(value)), role, name) for role, own in settings.items() for name, value in own.items()
+        )
         settings[role][name] = f"… {size} bytes"
-        excess -= size - _size(settings[role][name])
     return config
-
-
-def _size(value: object) -> int:
-    return len(json.dumps(value))
 
 
 def git_revision() -> dict[str, Any] | None:

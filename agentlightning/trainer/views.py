@@ -35,7 +35,6 @@ from agentlightning.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
-    from rich.table import Table
     from rich.text import Text
 
 __all__ = ["JsonView", "LineView", "ProgressMode", "TerminalView", "View", "main_figures", "resolved_mode", "view_for"]
@@ -218,7 +217,7 @@ def main_figures(values: Mapping[str, float]) -> dict[str, float]:
 
 
 class TerminalView(View):
-    """Draws a few rows while the training runs, and a table at its end; without a terminal, only the table.
+    """Draws a few rows while the training runs, and prints them at its end; without a terminal, only then.
 
     The rows are outside of the terminal's scrolling region, so that output of other processes, which `rich.live` would
     overwrite, scrolls above them. A program that is killed leaves the region behind, which `reset` in the shell undoes.
@@ -261,7 +260,8 @@ class TerminalView(View):
     def finish(self, figures: Figures, address: str | None) -> None:
         self.close()
         with self._terminal.capture() as capture:
-            self._terminal.print(_summary_table(self._name, figures))
+            for line in _live_lines(self._name, figures):
+                self._terminal.print(line, highlight=False)
             if address is not None:
                 where = f"store: {address}\nlook at it again: {dashboard_command(address)}"
                 self._terminal.print(where, soft_wrap=True, markup=False, highlight=False)
@@ -294,26 +294,6 @@ def _live_lines(name: str, figures: Figures) -> "list[Text]":
         lines.append(labelled("errors", (str(figures.errors), "red")))
         lines += [labelled("", (f"{one.rollout_id}  ", "dim"), one.message) for one in figures.failures]
     return lines
-
-
-def _summary_table(name: str, figures: Figures) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    about = "~" if figures.is_estimate else ""
-    table = Table(title=Text(name), show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("rollouts", _by_status(figures))
-    if figures.reward_mean is not None:
-        table.add_row("mean reward", f"{about}{figures.reward_mean:.4g}  {_sparkline(figures.curve)}")
-        table.add_row("last reward", f"{figures.reward_last:.4g}")
-    table.add_row("tokens", f"{about}{figures.tokens:,}")
-    table.add_row("seconds", f"{figures.seconds:.1f}")
-    table.add_row("errors", str(figures.errors))
-    for failure in figures.failures:
-        table.add_row("", Text(f"{failure.rollout_id}  {failure.message}"))
-    return table
 
 
 def _sparkline(points: Sequence[float]) -> str:

@@ -180,11 +180,11 @@ def get_tracer(use_active_span_processor: bool = True) -> trace.Tracer:
     Args:
         use_active_span_processor: False gives a tracer whose spans can be read but are sent nowhere.
     """
-    return _tracer_of(get_tracer_provider()) if use_active_span_processor else _silent_tracer()
+    return tracer_of(get_tracer_provider()) if use_active_span_processor else _silent_tracer()
 
 
 @functools.lru_cache(maxsize=1)
-def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
+def tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
     """Kept because asking a provider costs half of what a span does."""
     return provider.get_tracer(SCOPE_NAME)
 

@@ -6,11 +6,13 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from agentlightning.execution import ExecutionEvent, ExecutionStrategy, SharedMemoryExecutionStrategy, ThreadingEvent
+from agentlightning.execution.events import run_until_stopped
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded
 
 NAMES = ("runner-", "algorithm")
@@ -220,9 +222,8 @@ def test_threads_that_do_not_end_are_left_behind_and_named(caplog: pytest.LogCap
 # ---------------------------------------------------------------------- the steps of ending
 
 
-async def run_with(work: Any, event: ThreadingEvent, **options: Any) -> Any:
-    strategy = of_algorithm(**options)
-    return await strategy._run_until_completed_or_canceled(work, event)
+async def run_with(work: Any, event: ThreadingEvent, *, graceful_delay: float) -> Any:
+    return await run_until_stopped(work, event.is_set, graceful_delay, abandon_seconds=graceful_delay)
 
 
 async def test_what_completes_in_its_grace_gives_its_result(caplog: pytest.LogCaptureFixture) -> None:
@@ -282,7 +283,7 @@ def test_a_side_that_fails_sets_the_event_and_is_queued_and_raised(has_queue: bo
         raise KeyError("algorithm")
 
     with pytest.raises(KeyError):
-        of_algorithm()._run_algorithm(algorithm, InMemoryLightningStore(), event, failures)
+        of_algorithm()._run(partial(algorithm, InMemoryLightningStore(), event), event, failures)
 
     assert event.is_set()
     assert failures is None or isinstance(failures.get_nowait(), KeyError)
@@ -296,6 +297,6 @@ def test_a_side_that_is_cancelled_from_within_is_no_failure() -> None:
 
     failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
-    of_algorithm()._run_runner(runner, InMemoryLightningStore(), 0, event, failures)
+    of_algorithm()._run(partial(runner, InMemoryLightningStore(), 0, event), event, failures)
 
     assert failures.empty()

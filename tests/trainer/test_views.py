@@ -206,23 +206,23 @@ def test_markup_in_names_and_errors_is_text(screen: Terminal) -> None:
     assert text_of(screen).count("[red]nightly[/]") == 2
 
 
-def test_the_rows_are_given_back_before_the_table_comes(screen: Terminal) -> None:
+def test_the_rows_are_given_back_and_printed_at_the_end(screen: Terminal) -> None:
     view = TerminalView(screen, "nightly")
     view.show(figures())
 
     view.finish(figures(), "/data/my runs.db")
     view.close()
 
-    given_back, _, table = text_of(screen).rpartition("\x1b[r")
+    given_back, _, last = text_of(screen).rpartition("\x1b[r")
     assert "\x1b[1;25r" in given_back
     assert "\x1b[r" not in given_back  # closing twice writes once
-    assert "150 queuing, 4 running, 44 succeeded, 2 failed" in table
-    assert "store: /data/my runs.db\n" in table
-    assert table.endswith(f"look at it again: {agl_command()} dashboard '/data/my runs.db'\n")
+    assert "150 queuing   4 running   44 succeeded   2 failed" in last
+    assert "store: /data/my runs.db\n" in last
+    assert last.endswith(f"look at it again: {agl_command()} dashboard '/data/my runs.db'\n")
 
 
 @pytest.mark.parametrize("size", [{"height": 5}, {"force_terminal": False}], ids=["small screen", "no terminal"])
-def test_where_nothing_can_be_drawn_only_the_table_comes(size: dict[str, Any]) -> None:
+def test_where_nothing_can_be_drawn_the_rows_come_at_the_end_only(size: dict[str, Any]) -> None:
     options: dict[str, Any] = {"file": io.StringIO(), "force_terminal": True, "width": 100, "height": 30}
     terminal = Terminal(**{**options, "color_system": None, **size})
     view = TerminalView(terminal, "nightly")
@@ -231,7 +231,7 @@ def test_where_nothing_can_be_drawn_only_the_table_comes(size: dict[str, Any]) -
     assert text_of(terminal) == ""
     view.finish(figures(), None)
 
-    assert "25,500" in text_of(terminal)
+    assert "(25.5k)" in text_of(terminal)
 
 
 def test_characters_the_output_does_not_know_are_replaced() -> None:

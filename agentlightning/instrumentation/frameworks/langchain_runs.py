@@ -24,7 +24,7 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import Self
 
 from agentlightning.dialects import langchain as dialect
-from agentlightning.instrumentation.model_calls import TIME_TO_FIRST_TOKEN, WATCH, CallWatch
+from agentlightning.instrumentation.model_calls import TIME_TO_FIRST_TOKEN, WATCHES, CallWatch
 from agentlightning.instrumentation.steps import Step, as_json, guarded, is_suppressed, tool_step
 
 LANGCHAIN: Final = "LangChain"
@@ -160,14 +160,14 @@ def _leave_what_is_over() -> None:
 @contextmanager
 def place_kept() -> Iterator[None]:
     """Leave whatever is entered inside: callbacks that tell of an end may be called in other tasks."""
-    place, before, watch = _here.get(), otel_context.get_current(), WATCH.get()
+    place, before, watches = _here.get(), otel_context.get_current(), WATCHES.get()
     try:
         yield
     finally:
         if _here.get() is not place:
             _here.set(place)
             otel_context.attach(before)
-            WATCH.set(watch)
+            WATCHES.set(watches)
 
 
 # ---------------------------------------------------------------------- callbacks become steps

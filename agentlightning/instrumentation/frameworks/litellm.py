@@ -27,7 +27,7 @@ from types import CellType, ModuleType
 from typing import Any, Final
 
 from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, dialect_of
-from agentlightning.dialects.attributes import field, items
+from agentlightning.dialects.attributes import field, items, response_ids
 from agentlightning.instrumentation.frameworks.litellm_redirect import (
     CHAT_PATH,
     EMBEDDINGS_PATH,
@@ -37,7 +37,7 @@ from agentlightning.instrumentation.frameworks.litellm_redirect import (
     redirected_post,
     refuse_redirect,
 )
-from agentlightning.instrumentation.model_calls import WATCH, CallWatch, ModelCall, read_along, read_whole
+from agentlightning.instrumentation.model_calls import WATCHES, CallWatch, ModelCall, read_along, read_whole
 from agentlightning.instrumentation.patch import Original, Patch, PatchedCall
 from agentlightning.instrumentation.redirect import parent_header
 from agentlightning.instrumentation.steps import guarded, is_suppressed
@@ -163,13 +163,13 @@ def _begun(post: Post) -> ModelCall | None:
     with guarded(LiteLLMPatch.name):
         body = post.body()
         if body is not None:
-            watch = WATCH.get()
-            logging = post.kwargs.get("logging_obj") or getattr(watch, "logging", None)
+            watch = next((watch for watch in reversed(WATCHES.get()) if isinstance(watch, _Watch)), None)
+            logging = post.kwargs.get("logging_obj") or field(watch, "logging")
             attributes = {"gen_ai.system": _provider(logging), "server.address": post.url, **post.attributes}
             if post.requested_model is not None:
                 attributes["agentlightning.requested_model"] = post.requested_model
             call = ModelCall(dialect, body, attributes=attributes)
-            if isinstance(watch, _Watch):
+            if watch is not None:
                 watch.last_sent = call
             if post.requested_model is not None:
                 post.kwargs["headers"] |= parent_header(call.step.span)
@@ -290,21 +290,15 @@ class _ExportPatch(Patch):
 def _set_attributes(original: Original, integration: Any, span: Any, kwargs: Any, response_obj: Any) -> Any:
     result = original(integration, span, kwargs, response_obj)
     with guarded(_ExportPatch.name):
-        prompt_ids, response_ids = field(response_obj, "prompt_token_ids"), _response_ids(response_obj)
-        if prompt_ids:
-            span.set_attribute("prompt_token_ids", list(prompt_ids))
-        if response_ids:
-            span.set_attribute("response_token_ids", list(response_ids))
+        first = next(iter(items(field(response_obj, "choices"))), None)
+        prompt_ids = field(response_obj, "prompt_token_ids")
+        for name, ids in (
+            ("prompt_token_ids", prompt_ids),
+            ("response_token_ids", response_ids(response_obj, first, 0)),
+        ):
+            if ids:
+                span.set_attribute(name, list(ids))
     return result
-
-
-def _response_ids(response: object) -> Any:
-    """Those of the first choice."""
-    for ids in items(field(response, "response_token_ids")):
-        return ids
-    for choice in items(field(response, "choices")):
-        return field(choice, "token_ids") or field(field(choice, "provider_specific_fields"), "token_ids")
-    return None
 
 
 @functools.cache

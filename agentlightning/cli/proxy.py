@@ -3,8 +3,6 @@
 import argparse
 import asyncio
 import signal
-import threading
-from types import FrameType
 from typing import Any, Final
 
 from agentlightning.cli.command import CommandParser, cli_command, port_number, say, seconds, whole_number
@@ -16,7 +14,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS
 from agentlightning.store import LightningStore
 from agentlightning.store.http.tokens import refuse_open_address
-from agentlightning.utils.server_launcher import ENDING_SIGNALS, tune_process
+from agentlightning.utils.server_launcher import ending_signal, tune_process
 
 DEFAULT_PORT: Final = 4749
 DEFAULT_RETRIES: Final = 2
@@ -100,7 +98,7 @@ def main(arguments: argparse.Namespace) -> int:
     tune_process()
     try:
         proxy = proxy_of(arguments, models, store, api_key=api_key)
-        ended_by = _serve_until_signal(proxy, arguments.store or "memory")
+        ended_by = asyncio.run(_serve_until_signal(proxy, arguments.store or "memory"))
     finally:
         asyncio.run(store.close())
     say("proxy", _recorded_calls(proxy))
@@ -141,24 +139,13 @@ def proxy_of(arguments: argparse.Namespace, models: Models, store: LightningStor
     )
 
 
-def _serve_until_signal(proxy: LLMProxy, store: str) -> signal.Signals:
+async def _serve_until_signal(proxy: LLMProxy, store: str) -> signal.Signals:
     """Serve until Ctrl-C or SIGTERM, then finish what was begun; returns which of them it was."""
-    leave = threading.Event()
-    received: list[signal.Signals] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        for other in ENDING_SIGNALS:
-            signal.signal(other, signal.SIG_DFL)  # a second one ends the process at once
-        received.append(signal.Signals(number))
-        leave.set()
-
-    proxy.start()
-    for number in ENDING_SIGNALS:
-        signal.signal(number, note)
-    names = ", ".join(dict.fromkeys(entry["model_name"] for entry in proxy.model_list))
-    say("proxy", f"Serving {names} at {proxy.endpoint} (calls are recorded in {store}). Ctrl-C stops it.")
-    try:
-        leave.wait()
-    finally:
-        proxy.stop()
-    return received[0]
+    with ending_signal() as received:
+        proxy.start()
+        names = ", ".join(dict.fromkeys(entry["model_name"] for entry in proxy.model_list))
+        say("proxy", f"Serving {names} at {proxy.endpoint} (calls are recorded in {store}). Ctrl-C stops it.")
+        try:
+            return await received
+        finally:
+            await proxy.stop()

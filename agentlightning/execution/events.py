@@ -34,39 +34,15 @@ class ExecutionEvent(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
-class _Flag:
-    __slots__ = ()
-    _evt: threading.Event | Event
-
-    def set(self) -> None:
-        self._evt.set()
-
-    def clear(self) -> None:
-        self._evt.clear()
-
-    def is_set(self) -> bool:
-        return self._evt.is_set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._evt.wait(timeout)
-
-
-class ThreadingEvent(_Flag):
+class ThreadingEvent(threading.Event):
     """A flag between threads."""
 
-    __slots__ = ("_evt",)
 
-    def __init__(self) -> None:
-        self._evt = threading.Event()
-
-
-class MultiprocessingEvent(_Flag):
+class MultiprocessingEvent(Event):
     """A flag between processes; it travels to a child when that is started."""
 
-    __slots__ = ("_evt",)
-
     def __init__(self, *, ctx: BaseContext | None = None) -> None:
-        self._evt = (ctx or multiprocessing.get_context()).Event()
+        super().__init__(ctx=ctx or multiprocessing.get_context())
 
 
 class StopToken:

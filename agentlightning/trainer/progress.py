@@ -16,10 +16,6 @@ from agentlightning.types import Notice, RolloutStatus
 
 CURVE_POINTS: Final = 32
 """The most points of a curve; it has at least half of them once it is long enough."""
-RECENT_FIGURES: Final = 60
-"""Over how many calls of `figures` a rate is taken."""
-ENOUGH_FINISHED: Final = 10
-"""How many rollouts must have ended meanwhile; with fewer, the rate is that of the whole training."""
 KEPT_FAILURES: Final = 3
 UNREAD_ROLLOUTS: Final = 256
 """How many finished rollouts wait to be read; when more finish, the older ones are not read at all."""
@@ -127,7 +123,6 @@ class RolloutProgress:
         self._reward_count = 0
         self._reward_last: float | None = None
         self._curve = Curve()
-        self._marks: deque[tuple[float, int]] = deque([(began, 0)], maxlen=RECENT_FIGURES)
 
     def count(self, notice: Notice) -> None:
         """Count a rollout's new status. One that ends without having been counted before belongs to somebody else."""
@@ -166,14 +161,10 @@ class RolloutProgress:
             self._curve.add(sample.reward)
 
     def figures(self, now: float) -> Figures:
-        """Where the training stands. The rate is of late, if enough rollouts finished of late."""
+        """Where the training stands."""
         finished = sum(self._counts[status] for status in FINAL_ROLLOUT_STATUSES)
         remaining = len(self._open_statuses)
-        since, before = self._marks[0]
-        if finished - before < ENOUGH_FINISHED:
-            since, before = self._began, 0
-        rate = (finished - before) / (now - since) if now > since else 0.0
-        self._marks.append((now, finished))
+        rate = finished / (now - self._began) if now > self._began else 0.0
         tokens = self._tokens / self._samples if self._samples else 0.0
         return Figures(
             seconds=round(now - self._began, 3),

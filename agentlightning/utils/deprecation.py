@@ -17,6 +17,8 @@ REMOVED: Final = {
     "HttpTracer": "HttpTracer is gone; use OtelTracer, or the LLM proxy.",
     "LightningOpenTelemetry": "LightningOpenTelemetry is gone; the LLM proxy records calls itself.",
     "LightningSpanExporter": "LightningSpanExporter is gone; the LLM proxy records calls itself.",
+    "MultiMetricsBackend": "MultiMetricsBackend is gone; a tracker of your own can hand its figures on to several.",
+    "noop_context": "noop_context is gone; use contextlib.nullcontext.",
     "StreamConversionMiddleware": "StreamConversionMiddleware is gone; the LLM proxy streams in every dialect itself.",
     "WeaveTracer": "WeaveTracer is gone; use OtelTracer, with agl.operation in place of weave.op.",
     "WEAVE_INSTALLED": "WEAVE_INSTALLED is gone, because Weave is not instrumented; use OtelTracer.",

@@ -16,7 +16,7 @@ from agentlightning.utils.installation import install_command
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["MetricsBackend", "PrometheusMetricsBackend", "MultiMetricsBackend"]
+__all__ = ["MetricsBackend", "PrometheusMetricsBackend"]
 
 
 class MetricsBackend(ABC):
@@ -83,31 +83,6 @@ class PrometheusMetricsBackend(MetricsBackend):
     def _series(self, name: str, labels: Mapping[str, str] | None) -> Any:
         collector = self._collectors[name]
         return collector.labels(**labels) if labels else collector
-
-
-class MultiMetricsBackend(MetricsBackend):
-    """Sends every figure to several back ends, in their order."""
-
-    def __init__(self, backends: Sequence[MetricsBackend]) -> None:
-        self._backends = tuple(backends)
-
-    def register_counter(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        for backend in self._backends:
-            backend.register_counter(name, label_names)
-
-    def register_histogram(
-        self, name: str, label_names: Sequence[str] | None = None, buckets: Sequence[float] | None = None
-    ) -> None:
-        for backend in self._backends:
-            backend.register_histogram(name, label_names, buckets)
-
-    def inc_counter(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
-        for backend in self._backends:
-            backend.inc_counter(name, amount, labels)
-
-    def observe_histogram(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
-        for backend in self._backends:
-            backend.observe_histogram(name, value, labels)
 
 
 def __getattr__(name: str) -> object:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.deprecation import missing_name
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -356,3 +357,7 @@ def ending_signal(
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def __getattr__(name: str) -> object:
+    raise missing_name(__name__, name)

@@ -6,11 +6,7 @@ from collections.abc import Callable
 import prometheus_client
 import pytest
 
-from agentlightning.utils.metrics import (
-    MetricsBackend,
-    MultiMetricsBackend,
-    PrometheusMetricsBackend,
-)
+from agentlightning.utils.metrics import MetricsBackend, PrometheusMetricsBackend
 
 
 @pytest.mark.parametrize(
@@ -63,17 +59,3 @@ def test_missing_prometheus_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImportError, match=r"pip install .*\[prometheus\]"):
         PrometheusMetricsBackend()
-
-
-def test_multi_sends_every_figure_to_all() -> None:
-    first, second = PrometheusMetricsBackend(), PrometheusMetricsBackend()
-    backend = MultiMetricsBackend([first, second])
-    backend.register_counter("calls")
-    backend.register_histogram("seconds")
-
-    backend.inc_counter("calls", 3)
-    backend.observe_histogram("seconds", 0.5)
-
-    for one in (first, second):
-        assert one.registry.get_sample_value("calls_total") == 3.0
-        assert one.registry.get_sample_value("seconds_sum") == 0.5

@@ -18,7 +18,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.openapi import describe
 from agentlightning.store.http.rest import StoreRoutes
 from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES, StoreService
-from agentlightning.utils.metrics import MetricsBackend, MultiMetricsBackend, PrometheusMetricsBackend
+from agentlightning.utils.metrics import MetricsBackend, PrometheusMetricsBackend
 from agentlightning.utils.server_launcher import UNOBSERVED
 
 if TYPE_CHECKING:
@@ -61,17 +61,17 @@ def build_app(
         redoc_url=None,
         telemetry=UNOBSERVED,
     )
+    trackers = [] if tracker is None else [tracker]
     if importlib.util.find_spec("prometheus_client") is not None:
         from prometheus_client import CollectorRegistry
 
         app.registry = CollectorRegistry()
-        own = PrometheusMetricsBackend(registry=app.registry)
-        tracker = own if tracker is None else MultiMetricsBackend([own, tracker])
+        trackers.insert(0, PrometheusMetricsBackend(registry=app.registry))
     app.service = StoreService(
         store,
         token=token,
         allowed_origins=cors_allow_origins or (),
-        tracker=tracker,
+        trackers=trackers,
         max_request_bytes=max_request_bytes,
     )
     app.add_middleware(StoreRoutes, service=app.service)

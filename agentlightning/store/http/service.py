@@ -94,7 +94,7 @@ class StoreService:
         token: str | None = None,
         allowed_origins: Sequence[str] = (),
         max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
-        tracker: MetricsBackend | None = None,
+        trackers: Sequence[MetricsBackend] = (),
     ) -> None:
         self.store = store
         self.max_request_bytes = max_request_bytes
@@ -115,11 +115,11 @@ class StoreService:
             is_page=is_page,
         )
         self._token = token
-        self._tracker = tracker
+        self._trackers = trackers
         self._waiting: set[asyncio.Task[object]] = set()
         self._credentials = AnswerCredentials(store, token)
         self._attempts_until: dict[Scope, float] = {}
-        if tracker is not None:
+        for tracker in trackers:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
             tracker.register_counter(FAILURES, ["operation", "error_type"])
 
@@ -143,16 +143,18 @@ class StoreService:
 
     async def call(self, codec: OperationCodec, given: Any, scope: Scope, authorization: str) -> Any:
         """Run an operation whose arguments came as plain values, for a caller who was admitted with this scope."""
-        if self._tracker is None:
+        if not self._trackers:
             return await self._call(codec, given, scope, authorization)
         name, began = codec.op.name, time.perf_counter()
         try:
             return await self._call(codec, given, scope, authorization)
         except Exception as error:
-            self._tracker.inc_counter(FAILURES, 1, {"operation": name, "error_type": type(error).__name__})
+            for tracker in self._trackers:
+                tracker.inc_counter(FAILURES, 1, {"operation": name, "error_type": type(error).__name__})
             raise
         finally:
-            self._tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": name})
+            for tracker in self._trackers:
+                tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": name})
 
     async def _call(self, codec: OperationCodec, given: object, scope: Scope, authorization: str) -> object:
         op = codec.op

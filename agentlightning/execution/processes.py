@@ -29,7 +29,6 @@ from agentlightning.utils.log_failures import log_failures
 
 logger = logging.getLogger(__name__)
 
-ChildWork = Callable[[ExecutionEvent], Coroutine[Any, Any, Any]]
 HANDSHAKE_SECONDS: Final = 10.0
 """How long a child waits for the parent to acknowledge a restart."""
 SIGNALLED: Final = 128

@@ -29,8 +29,7 @@ from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, RUN_REPORTS
 from agentlightning.tracer.binding import unobserved
 from agentlightning.trainer.components import store_address
 from agentlightning.trainer.console import Console
-from agentlightning.trainer.dev_run import DevRun
-from agentlightning.trainer.outcomes import failure_of_all
+from agentlightning.trainer.outcomes import DevRun, failure_of_all
 from agentlightning.trainer.run_config import git_revision, run_config
 from agentlightning.trainer.views import view_for
 from agentlightning.types import Hook, NamedResources, ProxyLLM, Resource, Run, RunStatus

@@ -36,8 +36,8 @@ from agentlightning.trainer.components import (
     store_address,
 )
 from agentlightning.trainer.control import TrainingControl, stopped_by_signals
-from agentlightning.trainer.dev_run import DevRun, dev_algorithm
 from agentlightning.trainer.init_utils import build_component
+from agentlightning.trainer.outcomes import DevRun, dev_algorithm
 from agentlightning.trainer.roles import AlgorithmRole, RunnerRole
 from agentlightning.trainer.views import ProgressMode, resolved_mode
 from agentlightning.types import Dataset, Hook, NamedResources

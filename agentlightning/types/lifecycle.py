@@ -5,8 +5,7 @@
                        │                ├──stop──▶ stopping ──▶ stopped
                        └─────retry── failed ◀──error
 
-`Trainer`, `Runner`, `Algorithm` and `Tracer` are components. What a step does is written in each; where it leads is
-written here, once.
+`Trainer` and `Runner` are components. What a step does is written in each; where it leads is written here, once.
 """
 
 import concurrent.futures
@@ -16,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 from agentlightning.errors import ConfigurationError, InvalidTransition, TrainingError
 from agentlightning.utils.daemon_threads import in_background
@@ -144,14 +143,8 @@ class ComponentProperty(Generic[ValueT]):
         self._read = read
         self.__doc__ = read.__doc__
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> "ComponentProperty[ValueT]": ...
-
-    @overload
-    def __get__(self, instance: object, owner: type | None = None) -> ValueT: ...
-
-    def __get__(self, instance: object, owner: type | None = None) -> "ComponentProperty[ValueT] | ValueT":
-        return self if instance is None else self._read(instance)
+    def __get__(self, instance: object, owner: type | None = None) -> ValueT:
+        return self if instance is None else self._read(instance)  # type: ignore[return-value] # as other descriptors
 
 
 class Component:

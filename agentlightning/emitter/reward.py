@@ -130,36 +130,59 @@ def find_reward_spans(spans: Iterable[_SpanT]) -> list[_SpanT]:
 def reward(function: _FunctionT) -> _FunctionT:
     """Record what a function, plain or async, returns as a reward; its result is passed on. Deprecated: `emit_reward`.
 
-    None is not recorded. Where AgentOps is in use the result becomes one of its operations.
+    None is not recorded. Where AgentOps is in use the call becomes one of its operations.
     """
     deprecated("The @reward decorator is deprecated; call emit_reward with the result.")
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return _recorded(await function(*args, **kwargs))
+            kept: list[Any] = []
+
+            async def agentops_reward_operation() -> dict[str, Any]:
+                kept.append(await function(*args, **kwargs))
+                return _agentops_output(kept[0])
+
+            if not _uses_agentops():
+                return _recorded(await function(*args, **kwargs))
+            await _agentops_operation(agentops_reward_operation)()
+            return kept[0]
 
         return async_wrapper  # type: ignore[return-value] # it has the signature of what it wraps
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return _recorded(function(*args, **kwargs))
+        kept: list[Any] = []
+
+        def agentops_reward_operation() -> dict[str, Any]:
+            kept.append(function(*args, **kwargs))
+            return _agentops_output(kept[0])
+
+        if not _uses_agentops():
+            return _recorded(function(*args, **kwargs))
+        _agentops_operation(agentops_reward_operation)()
+        return kept[0]
 
     return wrapper  # type: ignore[return-value] # as above
 
 
 def _recorded(result: Any) -> Any:
-    agentops = sys.modules.get("agentops")  # not imported for this: the program has, or does not use it
-    client = None if agentops is None else agentops.get_client()
-    if client is not None and client.initialized:
-
-        def agentops_reward_operation() -> dict[str, Any]:
-            return _agentops_output(result)
-
-        importlib.import_module("agentops.sdk.decorators").operation(agentops_reward_operation)()
-    elif result is not None:
+    if result is not None:
         emit_reward(result)
     return result
+
+
+def _uses_agentops() -> bool:
+    """Whether the program has imported AgentOps and started it; we do not import it for this."""
+    agentops = sys.modules.get("agentops")
+    client = None if agentops is None else agentops.get_client()
+    return bool(client is not None and client.initialized)
+
+
+def _agentops_operation(function: Callable[..., object]) -> Callable[..., Any]:
+    operation: Callable[..., Any] = importlib.import_module("agentops.sdk.decorators").operation
+    decorated: Callable[..., Any] = operation(function)
+    return decorated
 
 
 def _agentops_output(result: object) -> dict[str, Any]:

@@ -76,32 +76,19 @@ MOST_CONVERSATIONS: Final = 3
 """That show something wrong before; one that is wrong after comes on top."""
 
 
-@dataclass(frozen=True)
-class Example:
-    """The modules of the example that is trained."""
-
-    agent: ModuleType
-    tasks: ModuleType
-    phases: ModuleType
-
-    def outcomes(self, finished: FinishedRollout) -> list[Any]:
-        """What became of each question of a rollout; the last call of a trace repeats all that came before it."""
-        conversations = TraceToMessages().adapt(finished.spans)
-        messages = conversations[-1]["messages"] if conversations else []
-        return list(self.phases.outcomes(messages, finished.rollout.input))
-
-
 class PhaseSentinel(Sentinel):
     """Adds the share of questions that reach each phase to the metrics of every step."""
 
-    def __init__(self, example: Example) -> None:
-        super().__init__()
-        self._example = example
-
     def figures(self, finished: Sequence[FinishedRollout]) -> dict[str, float]:
-        outcomes = [one for rollout in finished for one in self._example.outcomes(rollout)]
-        shares = self._example.phases.shares(outcomes)
+        shares = example_part("phases").shares([one for rollout in finished for one in _outcomes(rollout)])
         return {**super().figures(finished), **{PREFIX + name: value for name, value in shares.items()}}
+
+
+def _outcomes(finished: FinishedRollout) -> list[Any]:
+    """What became of each question of a rollout; the last call of a trace repeats all that came before it."""
+    conversations = TraceToMessages().adapt(finished.spans)
+    messages = conversations[-1]["messages"] if conversations else []
+    return list(example_part("phases").outcomes(messages, finished.rollout.input))
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -241,7 +228,7 @@ def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
         output=folder / "model",
         checkpoints=folder / CHECKPOINTS,
         resume=arguments.resume,
-        sentinel=PhaseSentinel(load_example()),
+        sentinel=PhaseSentinel(),
     )
     trainer = Trainer(
         algorithm=algorithm,
@@ -252,7 +239,7 @@ def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
         progress="json" if arguments.json else "auto",
     )
     trainer.fit(
-        with_random_reward if arguments.reward == RANDOM else load_example().agent.solve_all,
+        with_random_reward if arguments.reward == RANDOM else example_part("calc_agent").solve_all,
         train_dataset=training_tasks(arguments.questions, arguments.seed),
         val_dataset=held_out_tasks(arguments.questions),
     )
@@ -264,26 +251,22 @@ def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
 @rollout
 def with_random_reward(task: dict[str, list[str]], rollout: Rollout) -> float:
     """The agent of the example, with a reward that has nothing to do with its answers."""
-    load_example().agent.solve_all(task)
+    example_part("calc_agent").solve_all(task)
     return float(random.Random(rollout.rollout_id).randrange(2))
 
 
 def training_tasks(questions: int, seed: int) -> Any:
     """Tasks of so many questions, none of which is held out."""
     count = TRAINING_QUESTIONS // questions
-    return load_example().tasks.conversations(count, questions=questions, held_out=False, seed=seed)
+    return example_part("tasks").conversations(count, questions=questions, held_out=False, seed=seed)
 
 
 def held_out_tasks(questions: int) -> Any:
     """The tasks with which every training is measured."""
-    return load_example().tasks.conversations(HELD_OUT_TASKS, questions=questions, held_out=True)
+    return example_part("tasks").conversations(HELD_OUT_TASKS, questions=questions, held_out=True)
 
 
-def load_example() -> Example:
-    return Example(*(_part(name) for name in ("calc_agent", "tasks", "phases")))
-
-
-def _part(name: str) -> ModuleType:
+def example_part(name: str) -> ModuleType:
     """A module of the example; it lies beside the package, or in it where that was installed."""
     package = Path(__file__).parent.parent
     for folder in (package / "_examples" / EXAMPLE, package.parent / "examples" / EXAMPLE):
@@ -353,17 +336,13 @@ class Report:
         ]
 
 
-async def read_report(store: LightningStore, example: Example, held_out: int) -> Report:
-    """The newest training in a store, with all the runs it was made in.
-
-    Args:
-        held_out: How many tasks a validation has.
-    """
+async def _report_of(store: LightningStore) -> Report:
+    """The newest training in a store, with all the runs it was made in."""
     run_ids = await _runs(store)
     rollouts = await store.query_rollouts(mode_in=["val"])
     of_run = {run: [one.rollout_id for one in rollouts if (one.metadata or {}).get("run_id") == run] for run in run_ids}
-    before = await _validation(store, example, of_run[run_ids[0]][:held_out])
-    after = await _validation(store, example, of_run[run_ids[-1]][-held_out:])
+    before = await _validation(store, of_run[run_ids[0]][:HELD_OUT_TASKS])
+    after = await _validation(store, of_run[run_ids[-1]][-HELD_OUT_TASKS:])
     return Report(before, after, await _steps(store, run_ids))
 
 
@@ -377,10 +356,10 @@ async def _runs(store: LightningStore) -> list[str]:
     return found
 
 
-async def _validation(store: LightningStore, example: Example, rollout_ids: Sequence[str]) -> Validation:
+async def _validation(store: LightningStore, rollout_ids: Sequence[str]) -> Validation:
     finished = await Batches(store).gather(Sent({one: one for one in rollout_ids}))
-    outcomes = [example.outcomes(one) for one in finished]
-    shares = example.phases.shares([one for task in outcomes for one in task])
+    outcomes = [_outcomes(one) for one in finished]
+    shares = example_part("phases").shares([one for task in outcomes for one in task])
     return Validation(score_of(finished).reward, shares, rewards_of_tasks(finished), outcomes)
 
 
@@ -398,7 +377,7 @@ async def _steps(store: LightningStore, run_ids: Sequence[str]) -> list[dict[str
 async def _read(folder: Path) -> Report:
     store = SqliteLightningStore(folder / "runs.db")
     try:
-        return await read_report(store, load_example(), HELD_OUT_TASKS)
+        return await _report_of(store)
     finally:
         await store.close()
 

@@ -97,7 +97,7 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
             progress="off",
         )
         trainer.fit(
-            demo.load_example().agent.solve_all,
+            demo.example_part("calc_agent").solve_all,
             train_dataset=demo.training_tasks(options.questions, options.seed),
             val_dataset=demo.held_out_tasks(options.questions),
         )
@@ -121,7 +121,7 @@ def timed(options: argparse.Namespace) -> Any:
                 validation_temperature=demo.TEMPERATURE,
                 learning=LearnerSettings(seed=options.seed, epochs=demo.EPOCHS),
                 validate_every=VALIDATE_EVERY,
-                sentinel=demo.PhaseSentinel(demo.load_example()),
+                sentinel=demo.PhaseSentinel(),
             )
             self.marks: list[Mark] = []
             self.at_start: Any = None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.cli.demo import _part
+from agentlightning.cli.demo import example_part
 from agentlightning.trainer.views import agl_command
 from agentlightning.utils.installation import install_command
 from tests import warm_python
@@ -127,7 +127,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 @pytest.mark.timeout(PATIENCE_SECONDS)
 def test_training_of_the_example_is_a_script_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the example trains a model")
-    script = shutil.copytree(Path(_part("tasks").__file__ or "").parent, tmp_path / "example") / "train.py"
+    script = shutil.copytree(Path(example_part("tasks").__file__ or "").parent, tmp_path / "example") / "train.py"
     code = script.read_text(encoding="utf-8")
     assert "tasks_per_step=10," in code
     script.write_text(code.replace("tasks_per_step=10,", "tasks_per_step=2,"), encoding="utf-8")
@@ -160,8 +160,8 @@ def test_what_is_missing_is_named_with_how_to_get_it(
 
 
 def test_agent_of_the_demo_does_not_know_us_and_tests_are_apart() -> None:
-    tasks = _part("tasks")
-    source = Path(_part("calc_agent").__file__ or "").read_text(encoding="utf-8")
+    tasks = example_part("tasks")
+    source = Path(example_part("calc_agent").__file__ or "").read_text(encoding="utf-8")
 
     trained, tested = (
         [question for task in tasks.conversations(count, questions=3, **which) for question in task["questions"]]
@@ -191,7 +191,7 @@ def test_agent_of_the_demo_does_not_know_us_and_tests_are_apart() -> None:
     ],
 )
 def test_phases_are_read_off_a_conversation(replies: list[tuple[str, str]], reached: str, kind: str) -> None:
-    phases = _part("phases")
+    phases = example_part("phases")
     messages: list[dict[str, Any]] = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
     messages.append({"role": "user", "content": "3+4?"})
     for role, text in replies:
@@ -207,7 +207,7 @@ def test_phases_are_read_off_a_conversation(replies: list[tuple[str, str]], reac
 
 
 def test_using_the_result_is_counted_among_right_calls_alone() -> None:
-    phases = _part("phases")
+    phases = example_part("phases")
     ways = [(True, True, True), (True, True, False), (True, False, True), (False, False, False)]
     found = [phases.Outcome("3+4?", *way, solved=all(way), text="") for way in ways]
 

@@ -306,14 +306,6 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             process.join(max(0.0, deadline - time.monotonic()))
         return [process for process in processes if process.is_alive()]
 
-    def _signal_processes(self, processes: Sequence[BaseProcess], action: Callable[[BaseProcess], None]) -> None:
-        """Do something to each; one that has just ended, or refuses, does not keep the others from it."""
-        for process in processes:
-            try:
-                action(process)
-            except (OSError, ValueError) as error:
-                logger.warning("Process %s could not be signalled: %s", process.name, error)
-
     def _shutdown_processes(self, processes: Sequence[BaseProcess], stop_evt: ExecutionEvent) -> None:
         """Set the stop event, and send those that do not end ever stronger signals."""
         if not processes:
@@ -329,7 +321,11 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             if not alive:
                 return
             logger.warning("Processes did not end and are %s: %s.", what, ", ".join(p.name for p in alive))
-            self._signal_processes(alive, action)
+            for process in alive:
+                try:
+                    action(process)
+                except (OSError, ValueError) as error:  # it has just ended; the others are signalled all the same
+                    logger.warning("Process %s could not be signalled: %s", process.name, error)
             alive = self._join_until_deadline(alive, self.terminate_timeout)
         if alive:
             logger.error("Processes are still there after being killed: %s.", ", ".join(p.name for p in alive))

@@ -59,7 +59,7 @@ def build_adapter(adapter: object, triplet_exporter: object) -> TraceAdapter[Any
             else "Both adapter and the deprecated triplet_exporter are given; adapter is used.",
             stacklevel=USER_OF_TRAINER + 1,
         )
-    built: TraceAdapter[object] = build_component(
+    return build_component(
         adapter if adapter is not None else triplet_exporter,
         expected_type=TraceAdapter,
         spec_name="adapter",
@@ -67,7 +67,6 @@ def build_adapter(adapter: object, triplet_exporter: object) -> TraceAdapter[Any
         dict_requires_type=False,
         dict_default_cls=TracerTraceToTriplet,
     )
-    return built
 
 
 def build_algorithm(algorithm: object) -> Any:
@@ -100,7 +99,7 @@ def build_strategy(strategy: object, *, n_runners: int, port: int | None) -> Exe
 
 
 def build_runner(runner: object, *, tracer: Tracer, max_rollouts: int | None) -> Runner[Any]:
-    built: Runner[object] = build_component(
+    return build_component(
         runner,
         expected_type=Runner,
         spec_name="runner",
@@ -109,7 +108,6 @@ def build_runner(runner: object, *, tracer: Tracer, max_rollouts: int | None) ->
         dict_requires_type=False,
         dict_default_cls=LitAgentRunner,
     )
-    return built
 
 
 def build_proxy(llm_proxy: object, *, store: LightningStore) -> Any:
@@ -155,13 +153,12 @@ def build_store(spec: object) -> LightningStore:
         )
     if text == "sqlite" or text.endswith((".db", ".sqlite")):
         return SqliteLightningStore("agentlightning.db" if text == "sqlite" else text)
-    built: LightningStore = build_component(
+    return build_component(
         None if text == "memory" else spec,
         expected_type=LightningStore,
         spec_name="store",
         default_factory=InMemoryLightningStore,
     )
-    return built
 
 
 def store_address(store: LightningStore) -> str | None:

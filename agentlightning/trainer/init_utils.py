@@ -7,13 +7,14 @@ names the argument, the value, and what is accepted. What a constructor itself r
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.deprecation import REMOVED
 
 __all__ = ["OptionalDefaults", "build_component", "instantiate_component", "instantiate_from_spec", "load_class"]
 
+ValueT = TypeVar("ValueT")
 OptionalDefaults: TypeAlias = Mapping[str, Any]
 """Values for parameters that a constructor may or may not have; a callable is called to make its value."""
 
@@ -21,7 +22,7 @@ OptionalDefaults: TypeAlias = Mapping[str, Any]
 def build_component(
     spec: object,
     *,
-    expected_type: type[object],
+    expected_type: type[ValueT],
     spec_name: str,
     default_factory: Callable[[], object] | None = None,
     allow_none: bool = False,
@@ -31,7 +32,7 @@ def build_component(
     type_error_fmt: str = "{spec_name} factory returned {type_name}, which is not a {expected_type} subclass.",
     invalid_spec_error_fmt: str = "{spec_name} cannot be {value}. {accepted}",
     registry: Mapping[str, str] | None = None,
-) -> Any:
+) -> ValueT:
     """Return an instance of the expected type, or None where that is allowed.
 
     Args:
@@ -51,7 +52,7 @@ def build_component(
     if spec is None and default_factory is not None:
         built = default_factory()
     elif spec is None and allow_none:
-        return None
+        return None  # type: ignore[return-value] # whoever allows it expects it
     elif spec is None:
         raise ConfigurationError(f"{spec_name} cannot be None. {_accepted(expected_type, registry)}")
     elif isinstance(spec, (str, Mapping)):

@@ -218,7 +218,12 @@ class AlgorithmRole:
                     try:
                         yield
                     except Exception as error:
-                        failure = await _read_failure(store, run)
+                        failure = None
+                        # The error matters more than a store that cannot be read.
+                        with log_failures(
+                            logger, "Whether rollouts have failed could not be read", level=logging.WARNING
+                        ):
+                            failure = await failure_of_all(store, run)
                         if failure is not None and error.__cause__ is None and error.__context__ is None:
                             raise error from failure
                         raise
@@ -301,13 +306,6 @@ class AlgorithmRole:
         with log_failures(logger, "The algorithm could not sum up its run."):
             return {} if self.algorithm is None else dict(self.algorithm.run_summary())
         return {}
-
-
-async def _read_failure(store: LightningStore, run: Run) -> TrainingError | None:
-    """As `failure_of_all`, beside an error that matters more than a store that cannot be read."""
-    with log_failures(logger, "Whether rollouts have failed could not be read", level=logging.WARNING):
-        return await failure_of_all(store, run)
-    return None
 
 
 @contextmanager

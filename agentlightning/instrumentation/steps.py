@@ -115,8 +115,7 @@ class Step:
             self.span.set_status(StatusCode.ERROR, error)
         self.span.end(end_time)
 
-    def __enter__(self) -> Self:
-        return self.enter()
+    __enter__ = enter
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self.end(error=error)

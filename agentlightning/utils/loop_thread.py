@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 __all__ = ["CrossLoopLock", "LoopThread", "LoopThreadEnded", "run_in_loop"]
 
@@ -52,16 +52,25 @@ class LoopThread:
         if here is self._loop:
             return await coroutine
         is_over: asyncio.Future[None] = here.create_future()
-        call = _Call(coroutine, lambda: _post(here, _grant, is_over))
+        tasks: list[asyncio.Task[ResultT]] = []
+
+        def start() -> None:
+            tasks.append(asyncio.create_task(_contained(coroutine)))
+            tasks[0].add_done_callback(lambda _: _post(here, _grant, is_over))
+
         with self._starting:
             there = self._started()
-            there.call_soon_threadsafe(call.start)
+            there.call_soon_threadsafe(start)
         while not is_over.done():
             try:
                 await asyncio.shield(is_over)
             except asyncio.CancelledError:
-                _post(there, call.cancel)
-        return call.result()
+                _post(there, lambda: tasks[0].cancel())
+        coroutine.close()  # it never began if it was cancelled at once
+        try:
+            return tasks[0].result()
+        except _Exit as error:
+            raise error.__cause__ or error from None
 
     def end(self) -> None:
         """As `stop`, for good: what is under way is cancelled, and a later call raises `LoopThreadEnded`."""
@@ -114,36 +123,15 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class _Call(Generic[ResultT]):
-    """A coroutine in the loop of another thread than its caller's."""
+class _Exit(Exception):
+    """SystemExit or KeyboardInterrupt, its cause: out of a task these would end the loop."""
 
-    def __init__(self, coroutine: Coroutine[object, object, ResultT], on_end: Callable[[], object]) -> None:
-        self._coroutine = coroutine
-        self._on_end = on_end
-        self._task: asyncio.Task[ResultT] | None = None
-        self._error: BaseException | None = None
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(lambda _: self._on_end())
-
-    def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def result(self) -> ResultT:
-        assert self._task is not None  # it has ended
-        self._coroutine.close()  # it never began if it was cancelled at once
-        if self._error is not None:
-            raise self._error
-        return self._task.result()
-
-    async def _run(self) -> ResultT:
-        try:
-            return await self._coroutine
-        except (SystemExit, KeyboardInterrupt) as error:  # out of a task these would end the loop
-            self._error = error
-            raise asyncio.CancelledError from error
+async def _contained(coroutine: Coroutine[object, object, ResultT]) -> ResultT:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _Exit from error
 
 
 class CrossLoopLock:
@@ -190,7 +178,7 @@ class CrossLoopLock:
                 return
 
 
-def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> bool:
+def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> bool:
     """Call something in the loop of another thread; False if that loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, *arguments)

@@ -83,9 +83,16 @@ class _BaseClientPatch(Patch):
     ) -> Iterator[PatchedCall]:
         options, call = self._begun(client, options)
         made = PatchedCall((client, cast_to, options), kwargs)
-        with _making(call):
+        token = _CALL.set(call)
+        try:
             yield made
             _follow(call, made.result)
+        except BaseException as error:
+            if call is not None:
+                call.finish(error=error)
+            raise
+        finally:
+            _CALL.reset(token)
 
     @staticmethod
     def _process_response(original: Original, client: object, **kwargs: object) -> object:
@@ -253,20 +260,6 @@ def _body_of(options: Any) -> dict[str, object]:
     """The request as it will be sent."""
     body = dict(options.json_data) if isinstance(options.json_data, Mapping) else {}
     return body | dict(options.extra_json) if isinstance(options.extra_json, Mapping) else body
-
-
-@contextmanager
-def _making(call: ModelCall | None) -> Iterator[None]:
-    """Around a request: its call is known to what the SDK does meanwhile, and fails with what the request raises."""
-    token = _CALL.set(call)
-    try:
-        yield
-    except BaseException as error:
-        if call is not None:
-            call.finish(error=error)
-        raise
-    finally:
-        _CALL.reset(token)
 
 
 def _follow(call: ModelCall | None, answer: Any) -> None:

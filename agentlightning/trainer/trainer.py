@@ -325,7 +325,9 @@ class Trainer(TrainingControl):
             try:
                 yield
             except RunnersKilled as error:
-                if not (role.is_done and self._have_succeeded(error.rollout_ids)):
+                ids = error.rollout_ids
+                rollouts = asyncio.run(self.store.query_rollouts(rollout_ids=ids)) if ids else []
+                if not (role.is_done and all(rollout.status == "succeeded" for rollout in rollouts)):
                     raise
                 logger.warning("%s. Nothing is lost: what they were working on was run again.", error)
             finally:
@@ -337,10 +339,6 @@ class Trainer(TrainingControl):
                 raise
         else:
             self._ended()
-
-    def _have_succeeded(self, rollout_ids: Sequence[str]) -> bool:
-        rollouts = asyncio.run(self.store.query_rollouts(rollout_ids=rollout_ids)) if rollout_ids else []
-        return all(rollout.status == "succeeded" for rollout in rollouts)
 
 
 def _is_free_thread() -> bool:

@@ -97,7 +97,11 @@ def setup(
     for name in names:
         _install(logging.getLogger(name), handlers, number, propagate=propagate)
     for name, file in file_by_name.items():
-        _attach_file(logging.getLogger(name), file)
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            if isinstance(handler, _LogFile):  # of an earlier call
+                _detach(logger, handler)
+        logger.addHandler(file)
     for name, one in number_by_name.items():
         logging.getLogger(name).setLevel(one)
     if disable_existing_loggers:
@@ -165,14 +169,6 @@ def _install(logger: logging.Logger, handlers: Sequence[logging.Handler], level:
     logger.setLevel(level)
     logger.propagate = propagate
     logger.disabled = False
-
-
-def _attach_file(logger: logging.Logger, file: _LogFile) -> None:
-    """Add a file to the logger's handlers in place of one from an earlier call."""
-    for handler in list(logger.handlers):
-        if isinstance(handler, _LogFile):
-            _detach(logger, handler)
-    logger.addHandler(file)
 
 
 def _detach(logger: logging.Logger, handler: logging.Handler) -> None:

@@ -27,7 +27,6 @@ from agentlightning.trainer import Trainer
 from agentlightning.utils.installation import install_command
 from agentlightning.verdict.findings import Finding
 
-LEAST_PYTHON: Final = (3, 10)
 LEAST_DISK_GB: Final = 1.0
 LEAST_FILES: Final = 1024
 """Open files that a training with a few dozen runners needs."""
@@ -81,8 +80,6 @@ def _wrong(name: str, said: str, advice: str, **figures: float) -> Check:
 
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] < LEAST_PYTHON:
-        return _wrong("python", f"Python is {version}.", "Use Python 3.10 or newer.")
     return Check("python", f"Python {version} on {sys.platform}")
 
 

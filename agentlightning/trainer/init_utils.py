@@ -65,9 +65,9 @@ def build_component(
             registry=registry,
         )
     elif isinstance(spec, type) and issubclass(spec, expected_type):
-        built = _call(spec, {}, optional_defaults, spec_name)
+        built = instantiate_component(spec, {}, optional_defaults, spec_name=spec_name)
     elif callable(spec) and not isinstance(spec, type):
-        built = _call(spec, {}, None, spec_name)
+        built = instantiate_component(spec, {}, None, spec_name=spec_name)
     else:
         fields = {"value": _described(spec), "accepted": _accepted(expected_type, registry)}
         types = {"actual_type": type(spec).__name__, "expected_type": expected_type.__name__}
@@ -98,7 +98,7 @@ def instantiate_from_spec(
         dict_default_cls: What a dictionary builds that does not say.
     """
     if isinstance(spec, str):
-        return _call(_resolved(spec, spec_name, registry), {}, optional_defaults, spec_name)
+        return instantiate_component(_resolved(spec, spec_name, registry), {}, optional_defaults, spec_name=spec_name)
     if not isinstance(spec, Mapping):
         raise TypeError(f"{spec_name} spec must be a string or dict; it is {_described(spec)}.")
     arguments = dict(spec)
@@ -112,7 +112,7 @@ def instantiate_from_spec(
         raise ConfigurationError(
             f"{spec_name} dict must have a 'type' key with an import path{or_name}; it has {_listed(arguments)}."
         )
-    return _call(target, arguments, optional_defaults, spec_name)
+    return instantiate_component(target, arguments, optional_defaults, spec_name=spec_name)
 
 
 def _resolved(name: object, spec_name: str, registry: Mapping[str, str] | None) -> Callable[..., object]:
@@ -148,29 +148,23 @@ def instantiate_component(
     cls: Callable[..., object],
     provided_kwargs: Mapping[str, object] | None = None,
     optional_defaults: OptionalDefaults | None = None,
+    *,
+    spec_name: str | None = None,
 ) -> Any:
     """Call a class, or a function in its place, with the arguments given for it.
 
     An optional default is added if the constructor has a parameter of that name and no argument was given for it;
-    `**kwargs` is no such parameter. Arguments that do not fit are a TypeError that lists the parameters.
+    `**kwargs` is no such parameter. Arguments that do not fit are a TypeError that lists the parameters, and names what
+    the user gave this for.
     """
-    return _call(cls, provided_kwargs or {}, optional_defaults, getattr(cls, "__name__", repr(cls)))
-
-
-def _call(
-    target: Callable[..., object],
-    provided: Mapping[str, object],
-    optional_defaults: OptionalDefaults | None,
-    spec_name: str,
-) -> Any:
-    constructor: Any = target
+    arguments = dict(provided_kwargs or {})
+    constructor: Any = cls
     try:
-        signature = inspect.signature(constructor.__init__ if isinstance(target, type) else constructor)
+        signature = inspect.signature(constructor.__init__ if isinstance(cls, type) else constructor)
     except ValueError:  # a builtin hides its parameters
-        return target(**provided)
-    parameters = list(signature.parameters.values())[1 if isinstance(target, type) else 0 :]
+        return cls(**arguments)
+    parameters = list(signature.parameters.values())[1 if isinstance(cls, type) else 0 :]
     named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    arguments = dict(provided)
     for name, default in (optional_defaults or {}).items():
         if name in named and name not in arguments:
             arguments[name] = default() if callable(default) else default
@@ -178,10 +172,10 @@ def _call(
         signature.replace(parameters=parameters).bind(**arguments)
     except TypeError as error:
         raise TypeError(
-            f"{spec_name} cannot be built: {error}; {_described(target)} takes "
+            f"{spec_name or getattr(cls, '__name__', repr(cls))} cannot be built: {error}; {_described(cls)} takes "
             f"{_listed(one.name for one in parameters)} and was given {_listed(arguments)}."
         ) from error
-    return target(**arguments)
+    return cls(**arguments)
 
 
 def _accepted(expected_type: type[object], registry: Mapping[str, str] | None) -> str:

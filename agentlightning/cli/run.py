@@ -12,9 +12,11 @@ import dataclasses
 import json
 import os
 import secrets
+import select
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -25,7 +27,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentlightning.cli.command import CommandParser, cli_command, print_json, say
-from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_capture
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
 from agentlightning.cli.stores import opened_store
@@ -44,13 +45,22 @@ from agentlightning.store import LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, TaskInput
 from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX
-from agentlightning.utils.child_process import ProgramPlan
+from agentlightning.utils.child_process import (
+    DRAIN_SECONDS,
+    KILL_SECONDS,
+    STDERR,
+    STDOUT,
+    CapturedProcess,
+    ProgramPlan,
+    wait_for_event,
+)
 from agentlightning.utils.clipped_text import redacted
 
 _READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 _LONGEST_TEXT: Final = 60
 _WIDE: Final = 400
 """Columns, more than any table here has."""
+_TERMINAL: Final = "/dev/tty"
 WORKER_ID: Final = "agl-run"
 DEFAULT_RETRIES: Final = 2
 _ANY_MODEL: Final = "*"
@@ -172,6 +182,94 @@ def _named_proxy(arguments: argparse.Namespace, models: Models) -> ProxyLLM:
     key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY)
     secret = PROXY_SECRET_PREFIX + key.removeprefix(PROXY_SECRET_PREFIX) if key else _NO_KEY
     return ProxyLLM(endpoint=arguments.proxy, model=_ANY_MODEL, api_key=secret)
+
+
+# ---------------------------------------------------------------------- in the foreground
+#
+# The program has our terminal, our process group and our signals, as if a shell had started it. Where a stream goes to
+# a terminal, it gets the terminal itself, with its colours and its questions. Any other stream is handed on as it
+# comes, and kept in bounded memory on the way.
+
+
+def streams_to_capture(*, reads_stdout: bool = False) -> set[int]:
+    """Which streams are kept: those that are no terminal, and standard output where it is read for a reward."""
+    return {number for number in (STDOUT, STDERR) if not os.isatty(number)} | ({STDOUT} if reads_stdout else set())
+
+
+def has_terminal_signals() -> bool:
+    """Whether Ctrl-C reaches our whole process group, and so the program too, without our help."""
+    try:
+        terminal = os.open(_TERMINAL, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+class ForegroundProgram(CapturedProcess):
+    """A running program; what it started is its own affair."""
+
+    @classmethod
+    async def start(cls, plan: ProgramPlan, captured: Collection[int]) -> "ForegroundProgram":
+        """Run it with our standard input; OSError if it cannot be.
+
+        Args:
+            plan: What to run; its `stdin` and `marker` are for programs that run by themselves.
+            captured: Which streams are kept and handed on; others are ours.
+        """
+        pipes: dict[str, Any] = {
+            "stdin": None,
+            "stdout": asyncio.subprocess.PIPE if STDOUT in captured else None,
+            "stderr": asyncio.subprocess.PIPE if STDERR in captured else None,
+        }
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _, program = await asyncio.get_running_loop().subprocess_exec(
+            lambda: cls(captured), *plan.command, cwd=plan.cwd, env=dict(plan.env), **pipes
+        )
+        return program
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Hand on what is captured."""
+        super().pipe_data_received(fd, data)
+        try:
+            _write(fd, data)
+        except OSError:  # our reader has gone: the program is to learn it as it would without us
+            pipe = self._transport.get_pipe_transport(fd)
+            if pipe is not None:
+                pipe.close()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Harmless if it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._transport.send_signal(number)
+
+    async def end(self, grace_seconds: float) -> None:
+        """Read the last output; if the program still runs, ask it to end, and kill it later."""
+        try:
+            if not self.exited.is_set():
+                self.send_signal(signal.SIGTERM)
+                await wait_for_event(self.exited, grace_seconds)
+            if not self.exited.is_set():
+                self.send_signal(signal.SIGKILL)
+                await wait_for_event(self.exited, KILL_SECONDS)
+            # What a program left in the background may keep its streams open for ever.
+            await wait_for_event(self.streams_closed, DRAIN_SECONDS)
+        finally:
+            self._transport.close()
+
+
+def _write(fd: int, data: bytes) -> None:
+    """All of it, past Python's own buffers; the program waits meanwhile, as it would for a slow terminal."""
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # another process has made our stream one that does not wait
+            select.select([], [fd], [])
 
 
 # ---------------------------------------------------------------------- the program

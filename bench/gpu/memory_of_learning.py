@@ -1,4 +1,4 @@
-"""What one step of learning takes: peak memory and seconds of a model with random weights, beside the estimate.
+"""What one step of learning takes: peak memory and seconds of a model with random weights.
 
     python bench/gpu/memory_of_learning.py 1.5b
     python bench/gpu/memory_of_learning.py 1.5b --optimiser adamw8bit
@@ -29,7 +29,6 @@ import transformers
 
 from agentlightning.algorithm.grpo import learner as learner_module
 from agentlightning.algorithm.grpo.learner import Learner
-from agentlightning.algorithm.grpo.memory import GIGABYTE, memory_need
 from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
@@ -38,6 +37,7 @@ from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import TrainingError
 
+GIGABYTE = 1_000_000_000
 SHAPES: dict[str, tuple[int, int, int, int, int, int]] = {
     # hidden, intermediate, layers, heads, heads of keys, vocabulary: Qwen2.5 of 0.5, 1.5 and 7 billion parameters
     "0.5b": (896, 4864, 24, 14, 2, 151936),
@@ -66,7 +66,6 @@ def main() -> int:
         packing=False if options.padding or options.rows == 1 else None if is_on_gpu else True,
     )
     network = network_of(options.shape, device, torch.bfloat16 if options.lora else torch.float32)
-    estimate = memory_need(network, settings, lora=lora)
     model = HfModel(network, name=options.shape, end_ids=frozenset([0]), lora=lora)
     learner = Learner(model, settings)
     if options.whole_logits:
@@ -86,8 +85,6 @@ def main() -> int:
         "tokens": options.tokens,
         "rows": options.rows,
         "savings": ", ".join(name for name, is_used in savings.items() if is_used) or "none",
-        "estimate_gb": round((estimate.total - estimate.parts["CUDA"]) / GIGABYTE, 2),
-        "estimate": {name: round(count / GIGABYTE, 2) for name, count in estimate.parts.items()},
         **measured(learner, samples, device),
         **({"packed_difference": packed_difference(learner, samples)} if learner.is_packed else {}),
         **({"logits_chunks": logits_chunks(model)} if is_on_gpu and not options.whole_logits else {}),

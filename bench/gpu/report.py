@@ -111,10 +111,9 @@ def memory(figures: Sequence[Figure]) -> list[str]:
         if savings is None and row is not None:
             continue  # it stands under the savings it was measured with
         peak = f"{row['peak_gb']:.1f}" if row is not None and "peak_gb" in row else NOT_RUN
-        estimate = "" if row is None else f"{row['estimate_gb']:.1f}"
         tokens = "" if row is None else f"{row['tokens']:,} in {row['rows']}"
-        body.append([shape, trained, savings or "", tokens, peak, estimate])
-    header = ["shape", "trained", "savings", "tokens in rows", "peak GB", "estimated GB"]
+        body.append([shape, trained, savings or "", tokens, peak])
+    header = ["shape", "trained", "savings", "tokens in rows", "peak GB"]
     named = [{**row, "kind": f"{row['shape']}, {row['trained']}, savings {row['savings']},"} for row in rows]
     return [*table(header, body), "", *reasons(named, "kind")]
 

@@ -6,6 +6,7 @@ finite stops the update with a TrainingError before the step is made; the steps 
 its own source of chance, which is part of its state, so a run that is resumed makes the steps it would have made.
 """
 
+import logging
 import random
 import time
 import traceback
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from agentlightning.algorithm.grpo.memory import remedies
 from agentlightning.algorithm.grpo.objective import (
     ChosenTokens,
     Loss,
@@ -30,10 +30,13 @@ from agentlightning.algorithm.grpo.optimiser import AdamW
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs, token_logprobs
+from agentlightning.algorithm.grpo.token_logprobs import CHUNK_BYTES, TokenLogprobs, token_logprobs
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.utils.announcements import announce
+
+logger = logging.getLogger(__name__)
 
 TINY_LEARNING_RATE: Final = 5e-4
 ADAPTERS_LEARNING_RATE: Final = 1e-5
@@ -276,7 +279,7 @@ class Learner:
         """What to say where the GPU's memory did not suffice."""
         where = f"The GPU's memory does not suffice for step {self.steps + 1} (update {self.version + 1})"
         has_adapters = isinstance(self.model, HfModel) and self.model.has_adapters
-        ways = remedies(self.settings, has_adapters=has_adapters, is_checkpointed=self.is_checkpointed)
+        ways = _remedies(self.settings, has_adapters=has_adapters, is_checkpointed=self.is_checkpointed)
         pack, self._pack = self._pack, None
         if pack is None:
             return (
@@ -407,3 +410,37 @@ def _threads(count: int | None) -> Iterator[None]:
     finally:
         if count is not None:
             torch.set_num_threads(before)
+
+
+def announce_memory(model: CausalModel, settings: LearnerSettings, device: str) -> None:
+    """Log about how much GPU memory steps take beside what is loaded; a warning where less than that is free."""
+    if not isinstance(model, HfModel) or not torch.cuda.is_available() or not device.startswith(("auto", "cuda")):
+        return
+    is_checkpointed = settings.gradient_checkpointing is not False and model.network.supports_gradient_checkpointing
+    trained = sum(weight.numel() for weight in model.trainable().values()) / settings.processes
+    tokens = settings.max_batch_tokens
+    gigabytes = {
+        "gradients": 4 * trained / 1e9,
+        "moments": (2 if settings.optimiser == "adamw8bit" else 8) * trained / 1e9,
+        "activations": (4 * tokens * model.numbers_kept(is_checkpointed=is_checkpointed) + CHUNK_BYTES) / 1e9,
+    }
+    free = torch.cuda.mem_get_info(None if device == "auto" else device)[0] / 1e9
+    need, parts = sum(gigabytes.values()), ", ".join(f"{name} {size:.1f}" for name, size in gigabytes.items())
+    summary = f"Learning needs about {need:.1f} GB of GPU memory beside what is loaded ({parts}) at {tokens:,} tokens"
+    if need <= free:
+        announce(logger, f"{summary}; {free:.1f} GB are free.")
+        return
+    ways = _remedies(settings, has_adapters=model.has_adapters, is_checkpointed=is_checkpointed)
+    logger.warning("%s; only %.1f GB are free. If that does not suffice, give %s.", summary, free, ways)
+
+
+def _remedies(settings: LearnerSettings, *, has_adapters: bool, is_checkpointed: bool) -> str:
+    """The settings to change where memory is short, in words."""
+    ways = {
+        f"a max_batch_tokens below {settings.max_batch_tokens}": True,
+        "gradient_checkpointing=True": not is_checkpointed,
+        'precision="bf16"': settings.precision == "full",
+        'optimiser="adamw8bit"': not has_adapters and settings.optimiser != "adamw8bit" and settings.processes == 1,
+        "adapters instead of all weights (lora=LoraOptions())": not has_adapters,
+    }
+    return " or ".join(way for way, is_open in ways.items() if is_open)

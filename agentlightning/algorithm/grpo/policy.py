@@ -88,13 +88,12 @@ class Policy:
         """Load the model, and start its engine: at once if that is ours, which takes seconds, and else before it."""
         if self.is_embedded:
             check_model(self.source)
-            await undisturbed(asyncio.to_thread(self.check_memory, has_engine=True))
             await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self.load))
-            return
-        # vLLM measures the free memory of the GPU while it starts; what is loaded meanwhile counts as its own.
-        await self.start_engine()
-        await undisturbed(asyncio.to_thread(self.check_memory))
-        await undisturbed(asyncio.to_thread(self.load))
+        else:
+            # vLLM measures the free memory of the GPU while it starts; what is loaded meanwhile counts as its own.
+            await self.start_engine()
+            await undisturbed(asyncio.to_thread(self.load))
+        await undisturbed(asyncio.to_thread(self.announce_memory))
 
     async def start_engine(self) -> None:
         """Start the engine alone: the model answers, and cannot learn."""
@@ -115,16 +114,12 @@ class Policy:
         self._engine = engine
         self._running.append(engine)
 
-    def check_memory(self, *, has_engine: bool = False) -> None:
-        """ConfigurationError if learning needs clearly more memory than the GPU has.
+    def announce_memory(self) -> None:
+        """Log what learning will take of a GPU's memory, beside what is loaded."""
+        from agentlightning.algorithm.grpo.learner import announce_memory
 
-        Args:
-            has_engine: Whether an engine of our own will be started on the same card.
-        """
-        from agentlightning.algorithm.grpo.memory import check_memory
-
-        sequences = self._max_sequences if has_engine else None
-        check_memory(self.source, self.settings, device=self._device, lora=self._lora, engine_sequences=sequences)
+        if not getattr(self._choice, "sleep", False):  # such an engine has memory now that will be free for learning
+            announce_memory(self.model, self.settings, self._device)
 
     def load(self) -> None:
         """Load the model, and make its learner; several processes train a model in the computer's memory."""

@@ -60,7 +60,8 @@ class LearnerSettings:
     """None is 1e-6 for all weights of a Hugging Face model, 1e-5 for adapters of one, and 5e-4 for the tiny model. 0
     computes everything and changes nothing."""
     optimiser: Optimiser = "adamw"
-    """"adamw8bit" keeps its two moments of every weight in 8 bits each instead of 32."""
+    """"adamw8bit" keeps its two moments of every weight in 8 bits each instead of 32; it needs bitsandbytes, and a
+    single process."""
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     weight_decay: float = 0.0

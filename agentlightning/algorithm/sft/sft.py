@@ -171,8 +171,8 @@ class SFT(Algorithm):
             if is_served:
                 await self._serve(_TRAIN, is_training=True)
             else:
-                await asyncio.to_thread(self._policy.check_memory)
                 await asyncio.to_thread(self._policy.load)
+                await asyncio.to_thread(self._policy.announce_memory)
             assert isinstance(self._policy.learner, Learner)
             self._learner = self._policy.learner
             if val_dataset is not None:

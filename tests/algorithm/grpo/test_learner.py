@@ -4,6 +4,7 @@ import io
 import math
 import random
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -68,7 +69,15 @@ def learned(settings: LearnerSettings, *batches: list[Sample], model: SmallModel
 # ---------------------------------------------------------------------- it learns
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        "adamw",
+        pytest.param(
+            "adamw8bit", marks=pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="it needs bitsandbytes")
+        ),
+    ],
+)
 def test_a_policy_rewarded_for_one_token_learns_it_in_20_steps(optimiser: Optimiser) -> None:
     torch.manual_seed(0)
     model, prompt, wanted = TinyModel(), [5, 6, 7], 42

@@ -1,12 +1,16 @@
 """The optimiser: torch's own, with state by the names of weights and moments in 8 bits."""
 
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch.nn import Parameter
 
-from agentlightning.algorithm.grpo.optimiser import BLOCK, AdamW, Quantised
-from agentlightning.errors import TrainingError
+from agentlightning.algorithm.grpo.optimiser import AdamW
+from agentlightning.errors import ConfigurationError, TrainingError
 
+needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="8 bits need bitsandbytes")
 OPTIONS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 RATES = (1e-2, 5e-3, 0.0, 2e-2, 1e-2)
 
@@ -103,48 +107,37 @@ def adamw(weights: dict[str, Parameter], *, in_8_bits: bool) -> AdamW:
     return AdamW(weights, epsilon=1e-8, in_8_bits=in_8_bits, **OPTIONS)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("is_signed", [True, False])
-def test_numbers_in_8_bits_are_near_those_that_were_given(is_signed: bool) -> None:
-    numbers = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 3e-5
-    numbers = numbers if is_signed else numbers.abs() + 1e-12
-    kept = Quantised(1000, is_signed=is_signed, device=torch.device("cpu"))
+def test_without_bitsandbytes_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
 
-    for part in kept.slices():
-        kept.write(part, numbers[part])
-    found = torch.cat([kept.read(part) for part in kept.slices()])
-
-    largest = torch.nn.functional.pad(numbers.abs(), (0, 24)).view(-1, BLOCK).amax(-1)
-    bound = largest.repeat_interleave(BLOCK)[:1000] * (0.9 / (64 if is_signed else 128) / 2 + 1e-6)
-    assert bool(((found - numbers).abs() <= bound).all())
-    assert bool((found.sign() == numbers.sign()).all())
-    assert kept.codes.numel() + kept.scales.numel() * 4 <= 1.02 * 1024
+    with pytest.raises(ConfigurationError, match=r"needs the package bitsandbytes: run `pip install .*bitsandbytes"):
+        adamw(large_weights(), in_8_bits=True)
 
 
-def test_the_first_step_with_8_bits_is_that_of_32_and_later_ones_are_near() -> None:
+@needs_bitsandbytes
+def test_the_steps_with_8_bits_are_near_those_with_32() -> None:
     short, long = (adamw(large_weights(), in_8_bits=in_8_bits) for in_8_bits in (True, False))
     began = large_weights()["large"]
 
-    after_steps(short, range(1)), after_steps(long, range(1))
-    assert torch.equal(short.weights["large"], long.weights["large"])
-    after_steps(short, range(1, 20)), after_steps(long, range(1, 20))
+    after_steps(short, range(20)), after_steps(long, range(20))
 
     moved = long.weights["large"] - began
     error = short.weights["large"] - long.weights["large"]
-    assert error.norm() < 0.03 * moved.norm()
-    assert error.abs().max() < 0.02  # of 20 steps of 0.01
-    assert torch.equal(short.weights["small"], long.weights["small"])
+    assert error.norm() < 0.1 * moved.norm()
 
 
+@needs_bitsandbytes
 def test_large_weights_have_their_moments_in_8_bits() -> None:
     state = after_steps(adamw(large_weights(), in_8_bits=True), range(2)).state()
 
-    assert {name: moment.dtype for name, moment in state["mean"].items()} == {
+    assert {name: moment.dtype for name, moment in state["state1"].items()} == {
         "large": torch.uint8,
         "small": torch.float32,
     }
-    assert state["square"]["large"].numel() == 17 * BLOCK  # of 4,270
+    assert state["absmax1"]["large"].numel() == 17  # blocks of 256
 
 
+@needs_bitsandbytes
 def test_8_bits_go_on_from_their_own_state_without_a_difference() -> None:
     first = after_steps(adamw(large_weights(), in_8_bits=True), range(3))
     copies = {name: Parameter(weight.detach().clone()) for name, weight in first.weights.items()}
@@ -156,6 +149,7 @@ def test_8_bits_go_on_from_their_own_state_without_a_difference() -> None:
     assert all(torch.equal(copies[name], weight) for name, weight in first.weights.items())
 
 
+@needs_bitsandbytes
 @pytest.mark.parametrize("in_8_bits", [False, True], ids=["into 32", "into 8"])
 def test_a_state_of_the_other_kind_is_refused(in_8_bits: bool) -> None:
     first = after_steps(adamw(large_weights(), in_8_bits=not in_8_bits), range(2))

@@ -39,7 +39,6 @@ TRACED_CALL_MATCH: Final = (
 """Names of all model calls that a tracer records; Anthropic's SDK writes spans of other requests by itself."""
 ANY_CALL_MATCH: Final = f"{TRACED_CALL_MATCH}|{PROXY_REQUEST}|{RAW_REQUEST}"
 """Names of model calls as tracers and the LLM proxy write them."""
-_CHAT_CALL: Final = "openai.chat.completion"
 
 
 def call_test(llm_call_match: str) -> Callable[[str], object]:
@@ -48,7 +47,7 @@ def call_test(llm_call_match: str) -> Callable[[str], object]:
     A pattern that takes a tracer's chat calls means "the calls of the agent": what the proxy saw is among them.
     """
     is_match, is_known = re.compile(llm_call_match).search, re.compile(ANY_CALL_MATCH).search
-    if not is_match(_CHAT_CALL):
+    if not is_match("openai.chat.completion"):
         return is_match
     return lambda name: is_match(name) or is_known(name)
 

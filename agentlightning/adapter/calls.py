@@ -49,10 +49,6 @@ _FINISH_REASON: Final = (
     "gen_ai.response.finish_reason",
     "agentlightning.operation.output.choices.0.finish_reason",
 )
-_FIRST_TOOL_CALL: Final = "gen_ai.completion.0.tool_calls.0.name"
-_IS_CUT: Final = "agentlightning.response.is_cut"
-_IS_EXCLUDED: Final = "agentlightning.redirect.is_excluded"
-"""Attribute of a model call that was left alone where others went to the models of the rollout."""
 _API_REASONS: Final[Mapping[FinishReason, str]] = {
     "stop": "stop|completed|complete|end_turn|stop_sequence|eos|eos_token",
     "length": "length|max_tokens|max_output_tokens|incomplete|model_length|model_context_window_exceeded",
@@ -174,7 +170,7 @@ def requests_other_model(attributes: SpanAttributes, model: str | None) -> bool:
 
 def is_excluded(attributes: SpanAttributes) -> bool:
     """Whether the call was kept from the models of the rollout: a judge's, or another helper's."""
-    return attributes.get(_IS_EXCLUDED) is True
+    return attributes.get("agentlightning.redirect.is_excluded") is True
 
 
 def has_failed(span: Span) -> bool:
@@ -200,9 +196,10 @@ def finish_reason_of(attributes: SpanAttributes) -> FinishReason | None:
     found = [_first_of(attributes[name]) for name in _FINISH_REASON if name in attributes]
     word = next(filter(None, found), None) or _first_raw_choice(attributes).get("finish_reason")
     reason = _FINISH_REASONS.get(word.lower()) if isinstance(word, str) else None
-    if reason is None and attributes.get(_IS_CUT) is True:
+    if reason is None and attributes.get("agentlightning.response.is_cut") is True:
         return "cancelled"
-    if reason == "stop" and _FIRST_TOOL_CALL in attributes:  # not all APIs have a word of its own for that
+    # Not all APIs have a reason of its own for tool calls.
+    if reason == "stop" and "gen_ai.completion.0.tool_calls.0.name" in attributes:
         return "tool_calls"
     return reason
 

@@ -25,7 +25,6 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancel
 """Why a response ended, in one word for all APIs. Three of them say that it was cut off. `length`: it had all the
 tokens it was allowed, or the context was full. `cancelled`: the caller stopped reading. `abort`: the server broke it
 off, as vLLM does with responses in flight when it is paused."""
-_CUT_OFF: Final = ("length", "cancelled", "abort")
 _COLUMNS: Final = ("attempt", "sequence", "agent", "calls", "given", "trained", "reward", "begins because")
 
 
@@ -91,7 +90,7 @@ class SampledCall(_Value):
     @property
     def is_truncated(self) -> bool:
         """Whether the response is known to have been cut off before the model ended it."""
-        return self.finish_reason in _CUT_OFF
+        return self.finish_reason in ("length", "cancelled", "abort")
 
 
 class TokenSequence(_Value):

@@ -50,7 +50,6 @@ _ANY_CHAT_MATCH: Final = "|".join([LLM_CALL_MATCH, *sorted(PROXY_SPANS)])
 ANY_AGENT: Final = "*"
 """Label of a call that stands under no named agent."""
 VIRTUAL_ROOT: Final = "virtual-root"
-_SHOWN_ID_DIGITS: Final = 8
 
 
 class TraceTree:
@@ -172,7 +171,7 @@ class TraceTree:
             if id(node) not in shown:
                 continue
             agent = node.agent_name()
-            label = f"{node.id[:_SHOWN_ID_DIGITS]} ({node.span.name})"
+            label = f"{node.id[:8]} ({node.span.name})"
             picture.node(node.id, label if agent is None else f"{label} [{agent}]")
             for child in node.children:
                 if id(child) in shown:

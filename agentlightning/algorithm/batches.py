@@ -62,8 +62,6 @@ WRITES_AT_ONCE: Final = 500
 """Spans that are written at the same time."""
 WAIT_SECONDS: Final = 30.0
 """How long one call of the store waits; it returns as soon as all rollouts are over."""
-RETRY_WAIT_SECONDS: Final = 0.05
-"""Pause before a store is called again that returned early."""
 UNFINISHED: Final[tuple[RolloutStatus, ...]] = ("queuing", "requeuing", "preparing", "running")
 
 
@@ -206,7 +204,7 @@ class Batches:
                 if now >= deadline:
                     break
                 if now - began < patience:  # a store that does not wait
-                    await asyncio.sleep(min(RETRY_WAIT_SECONDS, deadline - now))
+                    await asyncio.sleep(min(0.05, deadline - now))  # it returned early
         except BaseException:
             await asyncio.shield(self.withdraw(ids))
             raise

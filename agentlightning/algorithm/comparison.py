@@ -36,13 +36,6 @@ HOPEFUL_DEVIATIONS = NormalDist().inv_cdf(0.9995)
 """How far above the mean so far that of the pairs to come may lie before one gives up, in standard errors."""
 USUAL_DEVIATIONS = NormalDist().inv_cdf(0.8)
 """How far below the mean it may lie for `pairs_needed` to be enough in four cases of five."""
-MOST_PAIRS_NEEDED = 1_000_000
-SHARE_WITHOUT_PLAN = 0.1
-"""What a comparison gets of the alpha that is left, if nobody said how many there will be."""
-BISECTIONS = 50
-SMALLEST_FAIR = 1e-12
-LARGEST_LOG = 700.0
-"""Of a wealth that a float can hold."""
 
 
 class PairedComparison:
@@ -143,7 +136,7 @@ class PairedComparison:
         fewest, enough = self.min_pairs, max(self.min_pairs, self.pairs)
         while not self._would_decide(enough):
             fewest, enough = enough, 2 * enough
-            if enough > MOST_PAIRS_NEEDED:
+            if enough > 1_000_000:
                 return None
         while enough - fewest > 1:
             middle = (fewest + enough) // 2
@@ -227,9 +220,9 @@ class PairedComparison:
     def _lower_bound(self, differences: Sequence[float]) -> float:
         """The largest gain that the pairs refute: one at which a bet against it has `1 / alpha`."""
         low, high = -self._span, fmean(differences)
-        for _ in range(BISECTIONS):
+        for _ in range(50):
             middle = (low + high) / 2
-            fair = max(self._span + middle, SMALLEST_FAIR * self._span)
+            fair = max(self._span + middle, 1e-12 * self._span)
             logs = [
                 sum(math.log(1 - bet + bet * (self._span + difference) / fair) for difference in differences)
                 for bet in self._bets
@@ -256,7 +249,7 @@ def _mean_of_logs(logs: Sequence[float]) -> float:
     """The mean of the numbers with these logarithms; infinite where it is too large to say."""
     largest = max(logs)
     mean = largest + math.log(fmean(math.exp(log - largest) for log in logs))
-    return math.exp(mean) if mean < LARGEST_LOG else math.inf
+    return math.exp(mean) if mean < 700.0 else math.inf  # which a float can hold
 
 
 class Gate:
@@ -296,7 +289,8 @@ class Gate:
         """A comparison for the next candidate; several may be under way at once. TrainingError beyond `comparisons`."""
         self._check_plan()
         self._settle()
-        share = SHARE_WITHOUT_PLAN if self.comparisons is None else 1 / (self.comparisons - self._used)
+        # Where nobody said how many there will be, each gets a tenth of the alpha that is left.
+        share = 0.1 if self.comparisons is None else 1 / (self.comparisons - self._used)
         alpha = self._left * share
         comparison = PairedComparison(
             alpha, max_pairs=max_pairs, min_pairs=min_pairs, min_effect=min_effect, reward_range=reward_range

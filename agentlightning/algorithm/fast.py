@@ -22,8 +22,6 @@ SpanVerbosity = Literal["keys", "key_values", "none"]
 DEV_RESOURCES_ID: Final = "dev"
 """Under which a `DryRun` publishes the resources that it was given."""
 _QUEUED: Final = ("queuing", "requeuing")
-_SHORTEST_WAIT_SECONDS: Final = 0.01
-"""A wait of no time at all would leave the event loop to nobody else."""
 
 
 class FastAlgorithm(Algorithm):
@@ -112,7 +110,7 @@ class Baseline(FastAlgorithm):
     async def _harvest(self, store: LightningStore, rollout_id: str) -> None:
         """Wait for one rollout and log what became of it."""
         finished: Sequence[Rollout] = []
-        patience_seconds = max(self.polling_interval, _SHORTEST_WAIT_SECONDS)
+        patience_seconds = max(self.polling_interval, 0.01)  # none at all would starve the event loop
         while not finished:
             finished = await store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=patience_seconds)
         rollout = finished[0]

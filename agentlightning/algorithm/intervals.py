@@ -21,11 +21,6 @@ from typing import Literal, get_args
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.json_values import JsonObject
 
-CONFIDENCE = 0.95
-BISECTIONS = 60
-LARGEST_REWARD = 1e100
-"""Rewards beyond this cannot be squared and summed; they count as not finite."""
-
 FailedChoice = Literal["worst", "skip"]
 FailedReward = FailedChoice | float
 """What a rollout that failed counts: the worst reward, which is 0 or the smallest beside it if that is negative;
@@ -65,7 +60,7 @@ def summary_of(found: Estimate | None) -> JsonObject | None:
 
 def is_finite(reward: float) -> bool:
     """Whether a reward can be compared with others."""
-    return abs(reward) <= LARGEST_REWARD  # which NaN is not
+    return abs(reward) <= 1e100  # which NaN is not
 
 
 def check_failed_reward(name: str, value: object) -> None:
@@ -87,7 +82,7 @@ def effect_of_failed(reward: float | None) -> str:
     return "are left out" if reward is None else f"count {reward:g}"
 
 
-def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     """The mean of independent values; ConfigurationError if there are none."""
     if not values:
         raise ConfigurationError("There are no rewards, so there is no mean.")
@@ -123,7 +118,7 @@ def _lower_bound(values: Sequence[float], deviations: float) -> float:
 def student_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's distribution above its middle, found by halving the angle whose tangent it is."""
     low, high = 0.0, math.pi / 2
-    for _ in range(BISECTIONS):
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _student_share(middle, degrees) < 2 * probability - 1 else (low, middle)
     return math.sqrt(degrees) * math.tan(low)

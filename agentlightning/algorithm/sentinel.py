@@ -32,8 +32,6 @@ LEAST_CHANGE: Final = 0.05
 LONGER: Final = 3.0
 """Times as long as at the beginning."""
 RUNAWAY_NATS: Final = 1.0
-MOST_POINTS: Final = 20
-"""Of a curve in the text of an alarm."""
 FEW_DISTINCT: Final = 0.1
 """Share of tasks with an answer of their own below which a model says the same to all."""
 
@@ -50,7 +48,7 @@ class Alarm:
         """The sentence, and under it the curves, of which long ones are thinned out."""
         lines = [self.sentence]
         for name, curve in self.curves.items():
-            every = -(-len(curve) // MOST_POINTS) or 1
+            every = -(-len(curve) // 20) or 1
             shown = curve[::-every][::-1]  # the last one is always there
             lines.append(f"  {name}: {' '.join(f'{value:.2f}' for value in shown)}")
         return "\n".join(lines)

@@ -34,8 +34,6 @@ _PADDING_SHARE: Final = 0.5
 """Of the tokens of the prompts, that may be padding beyond that."""
 BLOCK: Final = 32
 """Tokens; fewer in common are not worth the search."""
-_WORTH_WAITING: Final = 256
-"""Tokens in common with a prompt of the same round, from which on it is read first and the others go on after it."""
 
 
 class Batch:
@@ -135,7 +133,8 @@ class Batch:
         """Those to read now, and those that share so much with one of them that it pays to read it first."""
         if not self.model.shares_prefixes or len(arriving) == 1:
             return list(arriving), []
-        least = BLOCK if self.model.device.type == "cpu" else _WORTH_WAITING
+        # A prompt with which others of the round have so many tokens in common is read first; they go on after it.
+        least = BLOCK if self.model.device.type == "cpu" else 256
         first: list[SequenceState] = []
         later: list[SequenceState] = []
         prompts = HeldPrefixes()

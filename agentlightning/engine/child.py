@@ -14,9 +14,6 @@ logger = logging.getLogger(__name__)
 
 LAST_LINES: Final = 30
 """Of its standard error, that an error shows."""
-END_SECONDS: Final = 1.0
-"""A connection breaks a moment before the end of a process is seen."""
-_PROGRESS_SECONDS: Final = 15.0
 
 
 class ChildProgram:
@@ -53,7 +50,7 @@ class ChildProgram:
                 raise self.ended()
             if now - began > seconds:
                 raise EngineError(f"{self._name} did not begin to serve within {seconds:g} s. {self._shown()}")
-            if now - logged > _PROGRESS_SECONDS:
+            if now - logged > 15.0:
                 logged = now
                 last_line = "".join(self.last_lines(1))
                 announce(logger, f"{self._name} has been loading for {now - began:.0f} s: {last_line}")
@@ -73,7 +70,7 @@ class ChildProgram:
     def is_running(self) -> bool:
         return self._program is not None and self._program.exit_code is None
 
-    def has_ended(self, timeout_seconds: float = END_SECONDS) -> bool:
+    def has_ended(self, timeout_seconds: float = 1.0) -> bool:
         """Whether it has ended, after waiting for that, and for its last output, for a while."""
         if self._program is not None:
             self._thread.run(wait_for_event(self._program.exited, timeout_seconds))

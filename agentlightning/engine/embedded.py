@@ -38,14 +38,8 @@ EMBEDDED: Final = "embedded"
 NAMED_MODELS: Final = ("tiny", "smollm2")
 MODEL_FILES: Final = ("tiny.json", "config.json", "agentlightning.json")
 """One of these is in every folder with a model: ours, and Hugging Face's."""
-START_SECONDS: Final = 600.0
-STOP_SECONDS: Final = 10.0
-RESPONSE_SECONDS: Final = 120.0
 _MEMORY: Final = Path("/dev/shm")
-_POLL_SECONDS: Final = 0.05
 _KEY_BYTES: Final = 32
-_SPARE_BYTES: Final = 1 << 20
-"""That a file of weights has beyond the numbers, at most: names and shapes."""
 _NOT_RUNNING: Final = "The engine's server is not running."
 
 
@@ -112,7 +106,7 @@ class EngineServer:
         self._shares_gpu = True
         """Until sharing GPU memory with the child fails."""
         self._block: SharedBlock | None = None
-        self._child = ChildProgram("The engine's process", stop_seconds=STOP_SECONDS)
+        self._child = ChildProgram("The engine's process", stop_seconds=10.0)
         self._folders: list[Path] = []
         """For weights under way: in memory where that can be, and on the disk for those that memory has no room for."""
 
@@ -153,9 +147,7 @@ class EngineServer:
                     on_error_line=lambda line: logger.warning("engine: %s", line),
                 )
                 self._child.start(plan)
-            self._child.await_ready(
-                lambda: self._child.output().endswith("\n"), seconds=START_SECONDS, poll_seconds=_POLL_SECONDS
-            )
+            self._child.await_ready(lambda: self._child.output().endswith("\n"), seconds=600.0, poll_seconds=0.05)
             self._served, self._shares_gpu = orjson.loads(self._child.output()), True
         except BaseException:
             self.stop()
@@ -203,7 +195,7 @@ class EngineServer:
         dtype = getattr(torch, self._served["dtype"])
         tensors = {name: tensor.to("cpu") for name, tensor in weights.tensors(dtype)}
         # The first folder with room for them; containers often give little memory to files.
-        needed = sum(tensor.nbytes for tensor in tensors.values()) + _SPARE_BYTES
+        needed = sum(tensor.nbytes for tensor in tensors.values()) + (1 << 20)  # for names and shapes
         folder = next((one for one in self._folders if shutil.disk_usage(one).free >= needed), self._folders[-1])
         self._announce(version, folder, ".safetensors", lambda path: write_weights(path, tensors))
 
@@ -243,7 +235,7 @@ class EngineServer:
     def _request(self, method: str, path: str, content: object = None, *, key: str) -> JsonObject:
         if not self.is_running():
             raise self._child.ended() if self._folders else EngineError(_NOT_RUNNING)
-        connection = http.client.HTTPConnection(self.host, self._served["port"], timeout=RESPONSE_SECONDS)
+        connection = http.client.HTTPConnection(self.host, self._served["port"], timeout=120.0)
         try:
             body = None if content is None else orjson.dumps(content)
             connection.request(method, path, body, {"Authorization": f"Bearer {key}"})

@@ -29,12 +29,9 @@ from agentlightning.utils.json_values import JsonObject
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_LENGTH: Final = 4096
-"""Of models that do not say how far they can read."""
 _BASE_LAYER: Final = ".base_layer"
 _SAME: Final = 1e-3
 """How far the logits of two ways through the model may differ, of their largest."""
-_SAME_IN_16_BITS: Final = 2e-2
 
 
 class HfModel:
@@ -46,7 +43,8 @@ class HfModel:
         config = network.config.get_text_config() if hasattr(network.config, "get_text_config") else network.config
         self.name = name
         self.vocab_size = int(config.vocab_size)
-        self.max_length = int(getattr(config, "max_position_embeddings", None) or DEFAULT_LENGTH)
+        # Some models do not say how far they can read.
+        self.max_length = int(getattr(config, "max_position_embeddings", None) or 4096)
         window = getattr(config, "sliding_window", None)
         if window and getattr(config, "use_sliding_window", True):  # up to it, such a model attends to everything
             self.max_length = min(self.max_length, int(window))
@@ -160,16 +158,16 @@ class HfModel:
         return self._has_plain_head and type(last) is nn.Linear and last.bias is None
 
     def numbers_kept(self, *, is_checkpointed: bool) -> float:
-        """About how many numbers the backward pass needs of a token: inputs and outputs of products, of one layer or all.
+        """About how many numbers the backward pass needs of a token: inputs and outputs of products.
 
-        With checkpoints these are those of one layer, and the input of each besides.
+        With checkpoints these are the products of one layer, and the input of every layer besides.
         """
         head = self._plain.get_output_embeddings()
         products = [one for one in self.network.modules() if isinstance(one, nn.Linear) and one is not head]
         widths = sum(product.in_features + product.out_features for product in products)
         if not is_checkpointed:
             return widths
-        return widths / self._layers + self._layers * self._plain.get_input_embeddings().weight.shape[-1]
+        return widths / self._layers + self._layers * int(self._plain.get_input_embeddings().weight.shape[-1])
 
     def checkpoint_gradients(self) -> bool:
         """In training, keep of a layer its input alone, and compute the rest again when gradients need it.
@@ -202,7 +200,7 @@ class HfModel:
             logger.info("Rows of model '%s' are padded, for they cannot be packed: %s", self.name, error)
         else:
             is_short = self.dtype.itemsize == 2 or torch.is_autocast_enabled(self.device.type)
-            bound = _SAME_IN_16_BITS if is_short else _SAME
+            bound = 2e-2 if is_short else _SAME
             if (whole - found).abs().max() <= bound * whole.abs().max():
                 return True
             logger.info("Rows of model '%s' are padded, for packed ones give other results.", self.name)

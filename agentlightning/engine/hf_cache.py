@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-FIRST_SLOTS: Final = 8
-FIRST_LENGTH: Final = 256
 FEWEST_TOKENS: Final = 32
-FEWEST_READS: Final = 128
 GRAPHED_TOKENS: Final = 4096
 """Of a pass, padding included; in larger ones starting the kernels does not count."""
 READ_STEP: Final = 64
@@ -70,8 +67,8 @@ class SlotCache:
         if slots <= have_slots and length <= have_length:
             return
         room = (
-            _doubled(slots, have_slots or FIRST_SLOTS, self.slots),
-            _doubled(length, have_length or FIRST_LENGTH, self.length),
+            _doubled(slots, have_slots or 8, self.slots),
+            _doubled(length, have_length or 256, self.length),
         )
         for shape, old in self._blocks.items():
             new = self._blocks[shape] = self._block(old, shape, room)
@@ -204,7 +201,7 @@ class StepShape:
 
 
 def _reads(longest: int, cache: SlotCache, *, is_graphed: bool) -> int:
-    size = _power_of_two(longest, FEWEST_READS) if is_graphed else -(-longest // READ_STEP) * READ_STEP
+    size = _power_of_two(longest, 128) if is_graphed else -(-longest // READ_STEP) * READ_STEP
     return min(size, cache.length)
 
 

@@ -40,8 +40,6 @@ from agentlightning.engine.stop_text import IncrementalDecoder, StopText
 from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.json_values import JsonMapping
 
-REMEMBERED: Final = 20_000
-"""Messages whose tokens are kept; the oldest are forgotten first."""
 _CALL: Final = "<tool_call>"
 _CALLS: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _THINK: Final = "<think>"
@@ -92,7 +90,7 @@ class HfChatCodec:
         if not token_ids:
             return
         self._sampled[_key(prompt_ids, message)] = tuple(token_ids)
-        while len(self._sampled) > REMEMBERED:
+        while len(self._sampled) > 20_000:
             self._sampled.popitem(last=False)
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolDefinition] | None = None) -> ParsedMessage:

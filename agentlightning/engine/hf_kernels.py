@@ -32,8 +32,6 @@ PACKED: Final = "agentlightning_packed"
 GROUPED: Final = "agentlightning_grouped"
 _ENDS: Final = "cu_seq_lens_q"
 _LONGEST: Final = "max_length_q"
-MOST_GRAPHS: Final = 128
-"""With more, all are forgotten; each holds some memory of the driver."""
 
 
 def register_packed() -> None:
@@ -191,7 +189,7 @@ class CudaGraphs:
         self._pool = None  # it ends with the last graph of it
 
     def _capture(self, key: Hashable, inputs: Tensor, compute: Callable[[Tensor], Tensor]) -> _Captured | None:
-        if len(self._captured) >= MOST_GRAPHS:
+        if len(self._captured) >= 128:  # each holds some memory of the driver
             self.forget()
         fixed = inputs.to(self.device)
         try:

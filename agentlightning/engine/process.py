@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import orjson
 import torch
@@ -32,9 +31,6 @@ from agentlightning.utils.server_launcher import (
     ending_signal,
     tune_process,
 )
-
-_WARM_UP_TOKENS: Final = 2
-WARM_UP_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -101,8 +97,8 @@ def serve(
         with ending_signal(ENDING_SIGNALS if heeds_interrupt else (signal.SIGTERM,)) as received:
             async with app.running():
                 # The first steps set up much; a model that cannot make them fails before anybody calls.
-                first = engine.submit([0], Sampling(max_new_tokens=_WARM_UP_TOKENS, temperature=0.0))
-                await asyncio.wait_for(asyncio.wrap_future(first), WARM_UP_SECONDS)
+                first = engine.submit([0], Sampling(max_new_tokens=2, temperature=0.0))
+                await asyncio.wait_for(asyncio.wrap_future(first), 600.0)
                 try:
                     await launcher.start()
                 except RuntimeError as error:

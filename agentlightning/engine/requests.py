@@ -22,10 +22,7 @@ MAX_TOP_LOGPROBS: Final = 20
 MAX_PROMPTS: Final = 256
 MAX_SEQUENCES: Final = 1024
 """Prompts times choices of one request."""
-DEFAULT_COMPLETION_TOKENS: Final = 16
-"""OpenAI's default of the completions API."""
 _MAX_INT: Final = 2**31
-_SHOWN_CHARACTERS: Final = 80
 _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -208,7 +205,7 @@ def parse_request(raw: bytes, codec: ChatCodec, *, is_chat: bool, max_length: in
         limit = body.max_completion_tokens or body.max_tokens or max_length
     else:
         prompts, top_logprobs = body.prompt_ids(codec), int(body.logprobs) if body.logprobs is not True else 0
-        limit = body.max_tokens or DEFAULT_COMPLETION_TOKENS
+        limit = body.max_tokens or 16  # OpenAI's default
     sampling = Sampling(
         max_new_tokens=limit,
         temperature=body.temperature,
@@ -251,7 +248,7 @@ def _message(error: ValidationError, kind: type[_Body]) -> str:
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     name = str(first["loc"][0])
-    shown = "missing" if first["type"] == "missing" else repr(first["input"])[:_SHOWN_CHARACTERS]
+    shown = "missing" if first["type"] == "missing" else repr(first["input"])[:80]
     needed = kind.model_fields[name].description
     reason = f"{first['msg'][0].lower()}{first['msg'][1:]}" if needed is None else f"{needed} is needed"
     return f"'{name}' is {shown}; {reason}."

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from agentlightning.engine.sampling import SequenceState
 
-_BELOW_ONE: Final = 1.0 - 1e-12
-"""Keeps a drawn number below the sum of the probabilities, whatever rounding does."""
 _NEVER: Final = float("-inf")
 
 
@@ -83,7 +81,8 @@ def _truncated(choosable: Tensor, rows: Sequence[SequenceState]) -> Tensor:
 
 def _drawn(choosable: Tensor, rows: Sequence[SequenceState]) -> Tensor:
     sums = choosable.exp().cumsum(-1, dtype=torch.float64)
-    numbers = torch.tensor([[row.draw() * _BELOW_ONE] for row in rows], dtype=torch.float64, device=choosable.device)
+    # Whatever rounding does, a drawn number stays below the sum of the probabilities.
+    numbers = torch.tensor([[row.draw() * (1 - 1e-12)] for row in rows], dtype=torch.float64, device=choosable.device)
     token_ids = torch.searchsorted(sums, numbers * sums[:, -1:], right=True).squeeze(1)
     return token_ids.clamp_(max=choosable.shape[1] - 1)  # beyond the end only where a row is not a number
 

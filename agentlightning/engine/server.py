@@ -39,10 +39,6 @@ KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
 WEIGHTS_PATH: Final = b"/agl/weights"
 MAX_BODY_BYTES: Final = 32 * 1024**2
-MAX_ANNOUNCEMENT_BYTES: Final = 64 * 1024
-"""Of new weights, which name a file."""
-WATCH_AFTER_SECONDS: Final = 0.05
-"""After which a waiting caller is watched for leaving; most have their response by then, and need no watching."""
 _EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _CHAT: Final = b"/chat/completions"
 
@@ -248,7 +244,7 @@ class EngineApp:
         engine = self.engine
         if not isinstance(engine, InferenceEngine):
             raise NotAllowed(f"The engine of '{self.name}' takes its weights from elsewhere.")
-        fields = json_object(await request.body(max_bytes=MAX_ANNOUNCEMENT_BYTES))
+        fields = json_object(await request.body(max_bytes=64 * 1024))  # it names a file
         version, path = fields.get("version"), fields.get("path")
         if isinstance(version, bool) or not isinstance(version, int) or not isinstance(path, str):
             raise InvalidRequest('New weights are announced as {"version": 3, "path": "/…/weights.safetensors"}.')
@@ -283,7 +279,8 @@ def _watched(call: Call, receive: Receive) -> Iterator[None]:
     def begin() -> None:
         watching.append(asyncio.create_task(watch(), name="agl-engine-watch"))
 
-    timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, begin)
+    # Most callers have their response by then, and need no watching.
+    timer = asyncio.get_running_loop().call_later(0.05, begin)
     try:
         yield
     except BaseException:

@@ -5,12 +5,8 @@ ids keep all that was sampled; only the text is cut.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from agentlightning.engine.codec import ChatCodec, ContentDelta, Delta, IncrementalParser
-
-_INCOMPLETE: Final = "\ufffd"
-"""What the bytes of an incomplete character are decoded to."""
 
 
 class IncrementalDecoder:
@@ -26,7 +22,7 @@ class IncrementalDecoder:
     def add(self, token_id: int) -> str:
         self.token_ids.append(token_id)
         text = self._rest()
-        if not text or text.endswith(_INCOMPLETE):
+        if not text or text.endswith("\ufffd"):  # what the bytes of an incomplete character decode to
             return ""
         self._context, self._decoded = self._decoded, len(self.token_ids)
         return text

@@ -45,9 +45,6 @@ _NAMED: Final = 3
 """Names that an error lists, of those that do not fit."""
 _PIECE: Final = 1 << 22
 """Numbers that are rounded at once: the memory for it does not grow with the tensor."""
-_EXPONENT: Final = 0x7F800000
-"""The bits of a 32-bit number that stand for its power of two."""
-_FULL_BITS: Final = 32
 
 
 def check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -158,7 +155,7 @@ def round_by_chance(tensor: Tensor, dtype: torch.dtype, *, seed: str) -> Tensor:
     Numbers that `dtype` holds stay what they are, as do infinities and what is not a number. Nothing between the two
     largest neighbours becomes infinite; what is beyond the range of `dtype` does, as in any cast.
     """
-    if tensor.dtype == dtype or torch.finfo(dtype).bits >= _FULL_BITS:
+    if tensor.dtype == dtype or torch.finfo(dtype).bits >= 32:
         return tensor.detach().to(dtype)
     digest = hashlib.blake2b(seed.encode(), digest_size=8).digest()
     chance = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "big"))
@@ -171,7 +168,8 @@ def round_by_chance(tensor: Tensor, dtype: torch.dtype, *, seed: str) -> Tensor:
 
 def _rounded(exact: Tensor, target: torch.finfo, chance: torch.Generator) -> Tensor:
     """In 32 bits, but on the grid of the target."""
-    steps = (exact.view(torch.int32) & _EXPONENT).view(torch.float32)
+    # The bits of a 32-bit number that stand for its power of two.
+    steps = (exact.view(torch.int32) & 0x7F800000).view(torch.float32)
     steps.mul_(target.eps).clamp_(min=target.smallest_normal * target.eps)  # to the next number, at each number
     scaled = exact / steps
     lower = scaled.floor()

@@ -40,8 +40,6 @@ Handler = Callable[[Batch], Awaitable[ResultT]]
 
 PAGE_SIZE = 500
 """How many spans, or rollouts, are read at a time."""
-MOST_NAMED_ROLLOUTS = 1000
-"""A stream remembers which agent worked in which span for this many rollouts, those with the latest spans."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +251,8 @@ class _Follower:
     def _events_of(self, span: Span) -> list[AgentEvent]:
         names = self._names.setdefault(span.rollout_id, AgentNames())
         self._names.move_to_end(span.rollout_id)
-        if len(self._names) > MOST_NAMED_ROLLOUTS:
+        # Those with the latest spans are remembered.
+        if len(self._names) > 1000:
             self._names.popitem(last=False)
         names.add(span)
         return events_of(span, agent=names.of(span))

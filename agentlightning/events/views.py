@@ -205,13 +205,10 @@ def latest_attempts(events: Iterable[AgentEvent]) -> list[AgentEvent]:
 
 SubtaskStatus = Literal["planned", "open", "completed", "failed"]
 _TASK = "crewai.task."
-_CREW_TASKS = "crewai.crew.tasks"
 _FROM_AGENT, _TO_AGENT = "handoff.from_agent", "handoff.to_agent"
 _CHAT_SENDER, _CHAT_RECIPIENT = "ag2.chat.sender", "ag2.chat.recipient"
 _MESSAGE_SENDER, _MESSAGE_RECIPIENT = "sender_agent_type", "recipient_agent_type"
 _AGENT = "gen_ai.agent.name"
-MOST_PLANNED = 1000
-"""Tasks of a crew; a span that says more is not believed."""
 _TEAM_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """What an AutoGen team appends to the names of its members, and of its manager."""
 
@@ -252,10 +249,10 @@ def subtasks(spans: Sequence[Span]) -> list[Subtask]:
         children.setdefault(span.parent_id, []).append(span)
     found = [_subtask(span, children) for span in in_order if f"{_TASK}description" in span.attributes]
     for crew in in_order:
-        total = crew.attributes.get(_CREW_TASKS)
+        total = crew.attributes.get("crewai.crew.tasks")
         if isinstance(total, int) and crew.end_time is None:
             begun = sum(f"{_TASK}description" in span.attributes for span in children.get(crew.span_id, ()))
-            numbers = range(begun + 1, min(total, MOST_PLANNED) + 1)
+            numbers = range(begun + 1, min(total, 1000) + 1)  # a span that says more is not believed
             found += [Subtask(f"{crew.span_id}.{number}", f"task {number}", None, "planned") for number in numbers]
     return found
 

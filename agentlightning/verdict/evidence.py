@@ -25,9 +25,6 @@ from agentlightning.types.rewards import final_reward_of
 NEWEST_ROLLOUTS: Final = 256
 """How many rollouts of a run are read with their spans."""
 PAGE_ROLLOUTS: Final = 500
-NEWEST_RUNS: Final = 20
-"""Among which the run is looked for that a prompt optimiser keeps beside the trainer's."""
-LONGEST_ERROR: Final = 500
 _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*")
 """Up to the line with the error itself."""
 _NO_IDS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS, DropReason.EXCLUDED)
@@ -117,7 +114,7 @@ class Evidence:
     def error(self) -> str | None:
         """With what the run failed, in one line; None if it did not."""
         text = _TRACEBACK.sub("", str(self.run.summary.get("error") or "")) if self.run.status == "failed" else ""
-        return " ".join(text.partition("\n\n")[0].split())[:LONGEST_ERROR] or None
+        return " ".join(text.partition("\n\n")[0].split())[:500] or None
 
     @property
     def sample_words(self) -> str:
@@ -174,7 +171,7 @@ async def read_evidence(store: LightningStore, run: Run) -> Evidence:
 
 async def _optimisation_of(store: LightningStore, run: Run) -> Mapping[str, Any]:
     """The summary of a prompt optimiser's own run, which is this one or belongs to it."""
-    newest = await store.query_runs(sort_by="start_time", sort_order="desc", limit=NEWEST_RUNS)
+    newest = await store.query_runs(sort_by="start_time", sort_order="desc", limit=20)
     own = [one for one in newest if one.metadata.get("trainer_run_id") == run.run_id]
     return next((one.summary for one in (run, *own) if "candidates" in one.summary), {})
 

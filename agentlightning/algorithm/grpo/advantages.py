@@ -25,8 +25,6 @@ from agentlightning.algorithm.intervals import is_finite
 
 AdvantageKind = Literal["grpo", "grpo_no_std", "grpo_batch_std", "rloo", "reinforce_plus_plus"]
 
-STD_EPSILON: Final = 1e-6
-"""Added to a standard deviation before it divides."""
 SAME: Final = 1e-9
 """Rewards that differ by no more than this share of their size are the same."""
 
@@ -118,7 +116,7 @@ def overlong_penalty(tokens: int, longest: int, buffer: int) -> float:
 
 def _deviation(values: Sequence[float]) -> float:
     mean = fmean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + STD_EPSILON
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + 1e-6
 
 
 def _compared(rewards: Sequence[float], kind: AdvantageKind, scale: float | None) -> list[float]:

@@ -45,8 +45,6 @@ _LATEST: Final = "latest"
 _BEST: Final = "best"
 _NAME: Final = re.compile(r"step-(\d{6,})(?:-(\d+))?")
 _UNFINISHED: Final = ".unfinished-"
-_BLOCK_BYTES: Final = 1 << 20
-_READABLE: Final = 0o644
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,7 @@ def _write(
         raise TrainingError(f"The progress of step {step} cannot be written as JSON: {error}") from error
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in model_state.items()}
     safetensors.torch.save_file(plain, folder / _MODEL)
-    (folder / _MODEL).chmod(_READABLE)  # which safetensors lets nobody else read
+    (folder / _MODEL).chmod(0o644)  # which safetensors lets nobody else read
     saved = {
         "learner": dict(learner_state),
         "python": random.getstate(),
@@ -277,7 +275,7 @@ def _read(folder: Path) -> Checkpoint:
 def _digest(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
+        while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 

@@ -68,13 +68,6 @@ logger = logging.getLogger(__name__)
 
 MOST_EMPTY_STEPS: Final = 20
 """After so many steps in a row without anything to learn from, a run ends: it is solved, or else given up."""
-NOTABLE_EMPTY_STEPS: Final = 3
-"""One step whose rewards do not differ is nothing to act on; so many in a row are, and any of one policy of several."""
-MOST_EXAMPLES: Final = 8
-MOST_REFILLS: Final = 3
-"""How often dynamic sampling sends further tasks for one step."""
-WATCH_SECONDS: Final = 1.0
-"""How often engines are looked at while rollouts are waited for."""
 
 
 @dataclass(frozen=True)
@@ -394,7 +387,8 @@ class GRPO(Algorithm):
                     own.update(await policy.update(batch))
         for policy, batch, _ in taught:
             if not batch.samples:
-                is_notable = len(self.policies) > 1 or self.progress.empty_steps + 1 >= NOTABLE_EMPTY_STEPS
+                # One step without a difference is nothing to act on; three in a row are, or any of several models.
+                is_notable = len(self.policies) > 1 or self.progress.empty_steps + 1 >= 3
                 level = logging.WARNING if is_notable else logging.INFO
                 words = batch.report.words()
                 logger.log(level, "Step %d taught %s nothing: %s", self.progress.step, policy.name, words)
@@ -414,7 +408,7 @@ class GRPO(Algorithm):
         work = asyncio.create_task(self._batches.gather(sent), name="grpo-rollouts")
         try:
             while not work.done():
-                await asyncio.wait([work], timeout=WATCH_SECONDS)
+                await asyncio.wait([work], timeout=1.0)
                 for policy in self.policies:
                     await asyncio.to_thread(policy.check)
             if self.sampling.credit == "turn":
@@ -429,7 +423,7 @@ class GRPO(Algorithm):
     async def _more(self, finished: Sequence[FinishedRollout], curriculum: Curriculum) -> list[FinishedRollout]:
         """With dynamic sampling: further tasks, while too few groups have rewards that differ."""
         more: list[FinishedRollout] = []
-        for _ in range(MOST_REFILLS if self.dynamic_sampling else 0):
+        for _ in range(3 if self.dynamic_sampling else 0):
             missing = self.tasks_per_step - groups_that_differ([*finished, *more], self.sampling.failed)
             if missing <= 0:
                 break
@@ -465,7 +459,7 @@ class GRPO(Algorithm):
         sent = await self._batches.send(tasks, mode="val", resources_id=self._resources[mode], metadata=after)
         finished = await self._finished(sent)
         if not as_training:
-            self.examples.append(finished[:MOST_EXAMPLES])
+            self.examples.append(finished[:8])
         self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])
         score = score_of(finished, self.validation_failed)
         self._validated[mode] = rewards_of_tasks(finished, self.validation_failed)

@@ -38,11 +38,6 @@ from agentlightning.utils.announcements import announce
 
 logger = logging.getLogger(__name__)
 
-TINY_LEARNING_RATE: Final = 5e-4
-ADAPTERS_LEARNING_RATE: Final = 1e-5
-WEIGHTS_LEARNING_RATE: Final = 1e-6
-MEASURED_SHARE: Final = 8
-"""What part of the rows of an update shows by how much it changed the model: two passes more, without gradients."""
 MEASURED_UPDATES: Final = 5
 """So many updates are measured at the beginning, and every one of so many after that."""
 
@@ -70,9 +65,9 @@ class Learner:
         """Updates made."""
         self.steps = 0
         """Steps of the optimiser made."""
-        default = TINY_LEARNING_RATE
+        default = 5e-4
         if isinstance(model, HfModel):
-            default = ADAPTERS_LEARNING_RATE if model.has_adapters else WEIGHTS_LEARNING_RATE
+            default = 1e-5 if model.has_adapters else 1e-6
         self.learning_rate = default if self.settings.learning_rate is None else self.settings.learning_rate
         """After the warm-up."""
         self._clock = clock
@@ -130,7 +125,8 @@ class Learner:
             sampled = replace(sampled, weight=sampled.weight / parts, tokens=sampled.tokens / parts)
         figures = Figures()
         is_measured = self.version < MEASURED_UPDATES or self.version % MEASURED_UPDATES == 0
-        sample = rows[: -(-len(rows) // MEASURED_SHARE)] if is_measured and self.settings.objective == "policy" else []
+        # An eighth of the rows show by how much the update changed the model: two passes more, without gradients.
+        sample = rows[: -(-len(rows) // 8)] if is_measured and self.settings.objective == "policy" else []
         with _threads(self._threads):
             try:
                 self._look_back(rows)

@@ -30,8 +30,6 @@ from agentlightning.algorithm.grpo.settings import Aggregate, KlEstimator, Learn
 
 MAX_LOG_RATIO: Final = 20.0
 """Logarithms of ratios beyond this are cut before they are raised, so that no ratio is infinite."""
-MOST_MEASURED_RISE: Final = 1.0
-"""Log ratios above this count as this in a `divergence`: the exponential of one can outweigh thousands of tokens."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,8 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
 
 def divergence(log_ratios: Tensor) -> Tensor:
     """How far a model is from the one that chose the tokens, token by token; their mean is in nats a token."""
-    rises = log_ratios.clamp(max=MOST_MEASURED_RISE)
+    # The exponential of one larger ratio can outweigh thousands of tokens.
+    rises = log_ratios.clamp(max=1.0)
     return kl_estimate(torch.zeros_like(rises), rises, "k3")
 
 

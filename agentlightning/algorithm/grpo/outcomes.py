@@ -23,13 +23,10 @@ from agentlightning.types.rewards import named_rewards_of
 
 logger = logging.getLogger(__name__)
 
-_READ_AT_ONCE: Final = 8
 _WITHOUT_IDS: Final = (
     *(DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS),
     *(DropReason.UNREADABLE_IDS, DropReason.EXCLUDED),
 )
-_SOURCES_NAMED: Final = 3
-"""Sources of calls without token ids that an error names."""
 
 
 async def outcomes_of(
@@ -48,7 +45,7 @@ async def outcomes_of(
     adapter = replace(adapter, model=model)
     outcomes: list[RolloutOutcome] = []
     for number, one in enumerate(finished):
-        if number % _READ_AT_ONCE == 0:
+        if number % 8 == 0:
             await asyncio.sleep(0)  # others use this loop too
         trajectory: Trajectory | None = None
         unreadable: str | None = None
@@ -127,7 +124,7 @@ def check_token_ids(finished: Sequence[FinishedRollout], outcomes: Sequence[Roll
     proxied = {response_id_of(span.attributes): span for span in spans if span.name == CALL_SPAN}
     calls = [span for span in spans if (span.rollout_id, span.span_id) in dropped]
     sources = Counter(_source_of(proxied.get(response_id_of(call.attributes) or "", call)) for call in calls)
-    listed = "; ".join(f"{count} {source}" for source, count in sources.most_common(_SOURCES_NAMED))
+    listed = "; ".join(f"{count} {source}" for source, count in sources.most_common(3))
     raise TrainingError(
         f"None of the {len(dropped)} model calls brought the token ids that training needs ({listed}); serve the model "
         "with a backend that returns them, such as 'hosted_vllm/...' or 'agl/...' in the proxy's model list, call it "

@@ -30,8 +30,6 @@ Schedule = Literal["constant", "linear", "cosine"]
 Preset = Literal["dr_grpo", "dapo", "gspo"]
 RolloutWeighting = Literal["sequence", "rollout"]
 Credit = Literal["rollout", "turn"]
-FOREIGN_ENGINE_CAP: Final = 2.0
-"""Of importance weights where an engine samples whose arithmetic is not ours."""
 _CHOICES: Final = {
     "objective": Objective,
     "level": RatioLevel,
@@ -46,7 +44,6 @@ _NOT_NEGATIVE: Final = (
     *("weight_decay", "warmup_steps", "warmup_ratio", "clip_low", "clip_high"),
     *("kl_coefficient", "entropy_coefficient"),
 )
-DAPO_LONGEST_ANSWER: Final = 20_480
 OVERLONG_SHARE: Final = 5
 """What part of the longest answer DAPO's buffer is."""
 
@@ -184,7 +181,7 @@ class LearnerSettings:
         """The same with "auto" decided."""
         if self.importance_cap != "auto":
             return self
-        return replace(self, importance_cap=None if is_embedded else FOREIGN_ENGINE_CAP)
+        return replace(self, importance_cap=None if is_embedded else 2.0)
 
     def planned(self, total_steps: int, seed: int) -> Self:
         """The same with the steps of the whole training and its seed, where none are set."""
@@ -252,7 +249,7 @@ class SampleSettings:
     @classmethod
     def dapo(cls, **changes: Any) -> Self:
         """Answers that were cut off are learned from, and long ones are punished softly: set `longest_answer`."""
-        return cls(**{"longest_answer": DAPO_LONGEST_ANSWER, "skip_truncated": False, **changes})
+        return cls(**{"longest_answer": 20_480, "skip_truncated": False, **changes})
 
     @classmethod
     def gspo(cls, **changes: Any) -> Self:

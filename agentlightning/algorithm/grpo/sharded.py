@@ -45,11 +45,6 @@ STOP_SECONDS: Final = 10.0
 LAST_LINES: Final = 20
 """Of a rank's standard error, that an error has."""
 _MEMORY: Final = Path("/dev/shm")
-_POLL_SECONDS: Final = 0.05
-_SECRET_BYTES: Final = 32
-_LOG: Final = "stderr.log"
-_STATE_COPIES: Final = 4
-"""More numbers than a learner's state has for each weight that is trained."""
 
 
 class ShardedLearner:
@@ -89,7 +84,8 @@ class ShardedLearner:
         """Start the processes; returns when they have the model. TrainingError with the last lines of one that ends."""
         weights = parameters_of(self.model)
         needed = sum(weight.nbytes for weight in weights.values())
-        needed += _STATE_COPIES * sum(weight.nbytes for weight in self.model.trainable().values())
+        # A learner's state has less than four numbers for each weight that is trained.
+        needed += 4 * sum(weight.nbytes for weight in self.model.trainable().values())
         # In memory, if that has room for the weights and a state; containers often give little memory to files.
         is_roomy = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= needed
         try:
@@ -97,7 +93,7 @@ class ShardedLearner:
             for name, shared in map_weights(folder / WEIGHTS_FILE, weights).items():
                 shared.copy_(weights[name].detach())
                 weights[name].data = shared
-            secret = secrets.token_urlsafe(_SECRET_BYTES)
+            secret = secrets.token_urlsafe(32)
             self._launch(folder, secret)
             for rank in range(self.settings.processes):
                 self._connections.append(self._connected(folder / f"rank-{rank}", secret.encode()))
@@ -177,7 +173,7 @@ class ShardedLearner:
             self._torchrun.start(ProgramPlan(command=command, env=environment, marker=None, stdin=nothing))
 
     def _connected(self, path: Path, secret: bytes) -> "Connection[Any, Any]":
-        while not self._torchrun.has_ended(_POLL_SECONDS):
+        while not self._torchrun.has_ended(0.05):
             with suppress(FileNotFoundError, ConnectionRefusedError):
                 return Client(str(path), "AF_UNIX", authkey=secret)
         raise self._ended([])
@@ -216,7 +212,7 @@ class ShardedLearner:
         """The last lines of these ranks, or of torchrun where they wrote nothing, as one that was killed."""
         assert self._folder is not None
         self._torchrun.has_ended(STOP_SECONDS)
-        logs = [log for rank in ranks for log in self._folder.glob(f"**/{rank}/{_LOG}") if log.stat().st_size]
+        logs = [log for rank in ranks for log in self._folder.glob(f"**/{rank}/stderr.log") if log.stat().st_size]
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]]
         named = " and ".join(f"rank {rank}" for rank in ranks) or "torchrun"
         shown = "\n".join(lines or self._torchrun.last_lines(LAST_LINES))

@@ -41,7 +41,6 @@ BEST_RESOURCES_ID: Final = "apo-best"
 """Under which the best prompts are published; they are the latest resources then."""
 LEAST_PAIRS: Final = 8
 """No candidate replaces the best prompt on fewer pairs."""
-CALLS_PER_CANDIDATE: Final = 2
 FAILED_CALLS: Final = "calls that failed"
 NOT_PAYABLE: Final = "candidates that the budget did not allow"
 _T = TypeVar("_T")
@@ -178,7 +177,7 @@ class Search:
         apo, ledger, count = self._apo, self._state.ledger, len(branches)
         left = ledger.rollouts_left() - len(self._beam) * apo.val_batch_size - LEAST_PAIRS
         by_rollouts = left // (apo.gradient_batch_size + apo.val_batch_size)
-        payable = int(max(0, min(count, by_rollouts, ledger.calls_left() // CALLS_PER_CANDIDATE)))
+        payable = int(max(0, min(count, by_rollouts, ledger.calls_left() // 2)))  # a critique and an edit
         payable = self._state.journal.remember(f"round {number} branches", lambda: payable)
         if payable < 1:
             raise BudgetSpent(f"round {number} does not fit")

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Literal
 
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.budgets import Prices
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 _READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 _MODEL_NAMES = ("gen_ai.response.model", "gen_ai.request.model")
 _RESPONSE_ID = "gen_ai.response.id"
-TOKENS_AROUND_A_MESSAGE: Final = 64
-"""More than any template puts around one."""
 
 
 class BudgetSpent(TrainingError):
@@ -103,7 +101,8 @@ class OptimisationBudget:
 
 def most_tokens_read(messages: Sequence[JsonMapping]) -> int:
     """The most tokens that chat messages can be: each stands for at least a byte."""
-    return sum(len(str(message.get("content") or "").encode()) + TOKENS_AROUND_A_MESSAGE for message in messages)
+    # No template puts more than 64 tokens around one.
+    return sum(len(str(message.get("content") or "").encode()) + 64 for message in messages)
 
 
 def _exact(amount: float) -> Fraction:

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS: Final = 60.0
 """After which an attempt counts as dead; runners send a heartbeat every ten seconds."""
-MOST_ATTEMPTS: Final = 3
 
 
 @dataclass
@@ -94,7 +93,7 @@ class Evaluator:
         ids, config = await self._usable_ids(self.state.journal.rollout_ids(step, len(tasks))), None
         if ids is not None:  # a runner that dies with this process leaves its rollout to another
             config = RolloutConfig(
-                unresponsive_seconds=SILENCE_SECONDS, max_attempts=MOST_ATTEMPTS, retry_condition=["unresponsive"]
+                unresponsive_seconds=SILENCE_SECONDS, max_attempts=3, retry_condition=["unresponsive"]
             )
         metadata = {"step": self.state.round - 1, **({} if self.record is None else self.record.rollout_metadata())}
         sent = await self._batches.send(

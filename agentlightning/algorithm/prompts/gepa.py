@@ -64,12 +64,6 @@ BEST_RESOURCES_ID: Final = "gepa-best"
 """Under which the best prompts are published; they are the latest resources then."""
 SEED_VERSION: Final = "v0"
 ROLLOUTS_A_PAIR: Final = 2
-RESERVED_SHARE: Final = 1 / 3
-"""Of a budget, at most; more is kept for the comparison only where less could decide nothing."""
-MIN_PAIRS: Final = 8
-"""No verdict before so many."""
-DEFAULT_ALPHA: Final = 0.05
-"""For the interval of a run without a test."""
 _SETTINGS: Final = (
     *("reflection_model", "temperature", "iterations", "patience", "minibatch_size", "proposals", "front_size"),
     *("alpha", "reward_range", "seed"),
@@ -293,7 +287,8 @@ class GepaRun:
                 f"A budget of {counted(budget, 'rollout')} is too small: the scores of the seed and of one candidate, "
                 f"and their comparison, take {least}; raise it, or take a smaller front_size or minibatch_size."
             )
-        kept = min(budget - before, max(int(budget * RESERVED_SHARE), ROLLOUTS_A_PAIR * fewest))
+        # A third at most; more only where less could decide nothing.
+        kept = min(budget - before, max(budget // 3, ROLLOUTS_A_PAIR * fewest))
         return ROLLOUTS_A_PAIR * min(most, kept // ROLLOUTS_A_PAIR)
 
     # ------------------------------------------------------------------ the run
@@ -362,9 +357,9 @@ class GepaRun:
             raise BudgetSpent("no rollouts are left for the comparison")
         alpha = self._gepa.alpha
         comparison = PairedComparison(
-            DEFAULT_ALPHA if alpha is None else alpha,
+            0.05 if alpha is None else alpha,  # for the interval of a run without a test
             max_pairs=len(tasks),
-            min_pairs=len(tasks) if alpha is None else MIN_PAIRS,
+            min_pairs=len(tasks) if alpha is None else 8,
             reward_range=self._gepa.reward_range,
         )
         scores: dict[str, list[float]] = {SEED_VERSION: [], best.version: []}

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.base import Tasks
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FAILED_BATCHES_IN_A_ROW: Final = 3
-"""After so many batches in which no rollout succeeded the fault is not the prompts'."""
 _T = TypeVar("_T")
 
 
@@ -185,7 +183,7 @@ class CandidateEvaluator:
             self.state,
             self.timeout_seconds,
             record=self.record,
-            most_failed_batches=FAILED_BATCHES_IN_A_ROW,
+            most_failed_batches=3,  # then the fault is not the prompts'
         )
 
     async def evaluate(self, evaluations: Sequence[Evaluation]) -> list[list[Outcome]]:

@@ -25,14 +25,9 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 TRIES: Final = 6
-FIRST_DELAY_SECONDS: Final = 0.5
-LONGEST_DELAY_SECONDS: Final = 60.0
-MOST_PATIENCE_SECONDS: Final = 600.0
-"""The longest delay of a server that is waited for."""
 _LATER: Final = frozenset([408, 409, 425, 429, 500, 502, 503, 504, 529])
 _WITHOUT_STATUS: Final = ("APIConnectionError", "APITimeoutError")
 _REFUSED: Final = range(400, 500)
-_TIMED_OUT: Final = 408
 LIMIT_NAMES: Final = ("max_completion_tokens", "max_tokens")
 """Of what a model may write: the name of today's models, and that of servers that know no other."""
 
@@ -128,7 +123,8 @@ class OptimiserModel:
             answer = await client.chat.completions.create(**request)
         except BaseException as error:
             status = getattr(error, "status_code", None)
-            self.ledger.drop_call(hold, is_free=status in _REFUSED and status != _TIMED_OUT)
+            # It may have been answered, and paid, where it timed out (408).
+            self.ledger.drop_call(hold, is_free=status in _REFUSED and status != 408)
             raise
         self.ledger.end_call(hold, getattr(answer, "usage", None))
         return answer
@@ -181,6 +177,6 @@ def _delay(error: Exception, number: int) -> float | None:
         return None
     wanted = retry_after_seconds(getattr(getattr(error, "response", None), "headers", None) or {})
     if wanted is not None:
-        return wanted if wanted <= MOST_PATIENCE_SECONDS else None
-    delay: float = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (number - 1))
+        return wanted if wanted <= 600.0 else None
+    delay: float = min(60.0, 0.5 * 2 ** (number - 1))
     return delay * random.uniform(0.75, 1.25)

@@ -36,14 +36,9 @@ Examples = Mapping[str, Sequence[JsonMapping]]
 ReflectionJob = tuple[dict[str, str], Examples, list[str]]
 """The prompts of a parent, examples for each prompt that is to change, and the names of these."""
 
-DIGEST_DIGITS: Final = 16
 MOST_CHARACTERS: Final = 12_000
 """Of one text; of a longer one the middle is left out."""
 _EXCEPTION_KEYS: Final = ("exception.type", "exception.message")
-MOST_QUESTIONS: Final = 2
-"""How often the model is asked for a new text that can be used."""
-FAILURES_IN_A_ROW: Final = 3
-"""After so many questions without an answer the model is given up."""
 _KEEP_PLACEHOLDERS: Final = """
 
 The instructions are a template, whose placeholders are filled in for each task. Keep all of these, written exactly \
@@ -58,7 +53,7 @@ _KEEP_SYNTAX: Final = {
 def digest_of(texts: PromptTexts) -> str:
     """A short name for a set of prompts, the same for the same texts."""
     text = json.dumps(dict(texts), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass
@@ -102,14 +97,14 @@ class Proposer:
     async def _written(self, text: str, name: str, examples: Sequence[JsonMapping]) -> list[str]:
         question = self.render(text, examples, _beside(self.seeds[name]))
         written: list[str] = []
-        while len(written) < MOST_QUESTIONS and (not written or self._why_unfit(name, written[-1], text) is not None):
+        while len(written) < 2 and (not written or self._why_unfit(name, written[-1], text) is not None):
             try:
                 answer = await self.ask(question)
             except OptimiserFailed as failed:
                 self.state.counts["calls that failed"] += 1
                 self._failures += 1
                 logger.warning("No new prompt '%s': %s", name, failed)
-                if self._failures >= FAILURES_IN_A_ROW:
+                if self._failures >= 3:
                     raise
                 break
             self._failures = 0

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
@@ -29,8 +29,6 @@ from agentlightning.utils.private_files import replaced_file
 
 logger = logging.getLogger(__name__)
 
-PAIRS_AT_ONCE: Final = 8
-"""Tasks whose rollouts are under way together; a decision in their midst leaves the rest unused."""
 
 Rewards = Callable[[Sequence[int]], Awaitable[Sequence[float]]]
 """Gives the rewards on the validation tasks with these numbers."""
@@ -66,7 +64,7 @@ async def challenged(
     """Feed a comparison with pairs, in the order of the tasks, until it is over or there are no tasks left."""
     begin = 0
     while comparison.pairs_left and begin < len(tasks):
-        chunk = tasks[begin : begin + min(PAIRS_AT_ONCE, comparison.pairs_left)]
+        chunk = tasks[begin : begin + min(8, comparison.pairs_left)]
         begin += len(chunk)
         before, after = await incumbent(chunk), await candidate(chunk)
         for pair in zip(before, after, strict=True):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from agentlightning.asgi.request import ConnectionScope, Receive, Send
@@ -20,8 +20,6 @@ from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 logger = logging.getLogger(__name__)
 
-ABORTED: Final = "aborted"
-"""verl's word for a generation that its servers broke off."""
 _caller: ContextVar[tuple[str, str]] = ContextVar("agl_verl_caller", default=("", ""))
 """The rollout and the attempt whose call is being served."""
 
@@ -181,7 +179,7 @@ class ClientEngine:
         self, output: Any, prompt_tokens: int, limit: int, stops: frozenset[int], on_token: OnToken | None
     ) -> Generation:
         token_ids, logprobs = list(output.token_ids), output.log_probs
-        if output.stop_reason == ABORTED:
+        if output.stop_reason == "aborted":  # by verl's servers
             raise EngineError("verl's servers broke the answer off; the call may be made again.")
         if not token_ids or logprobs is None or len(logprobs) != len(token_ids):
             count = "no" if logprobs is None else len(logprobs)

@@ -33,7 +33,6 @@ from agentlightning.utils.json_values import JsonObject
 __all__ = ["TinyChatCodec", "TinyParser"]
 
 _ROLES: Final = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "tool": TOOL, "function": TOOL}
-_NAME_SEPARATOR: Final = ","
 
 
 class TinyChatCodec:
@@ -45,7 +44,7 @@ class TinyChatCodec:
             raise InvalidRequest("A message is not an object.")
         tokens: list[int] = []
         if len(parameters) > 1:
-            tokens += [TOOLS, *tokenizer.encode(_NAME_SEPARATOR.join(parameters)), END]
+            tokens += [TOOLS, *tokenizer.encode(",".join(parameters)), END]
         for message in messages:
             tokens += _render_message(message, parameters)
         return [*tokens, ASSISTANT]

@@ -19,7 +19,6 @@ from agentlightning.engine.weights import copy_weights
 
 ROTARY_BASE: Final = 10_000.0
 NORM_EPSILON: Final = 1e-5
-EMBEDDING_SPREAD: Final = 0.02
 CACHE_STRIDE: Final = 16
 """Attention reads the cache up to a multiple of this, so that its buffers keep their sizes for some steps."""
 
@@ -86,7 +85,7 @@ class TinyModel(nn.Module):
     def _initialise(self) -> None:
         """Random weights, from torch's default generator."""
         residual_scale = 1 / math.sqrt(2 * self.shape.layers)
-        nn.init.normal_(self.embedding, 0, EMBEDDING_SPREAD)
+        nn.init.normal_(self.embedding, 0, 0.02)
         for block in self._layers():
             for weight in (block.attention_in, block.attention_out, block.hidden_in, block.hidden_out):
                 nn.init.normal_(weight, 0, 1 / math.sqrt(weight.shape[1]))

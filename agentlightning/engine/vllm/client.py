@@ -4,18 +4,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import requests
 
 from agentlightning.errors import EngineError
 
 logger = logging.getLogger(__name__)
-
-ANSWER_SECONDS: Final = 300.0
-"""For a route that moves weights."""
-HEALTH_SECONDS: Final = 30.0
-_SHOWN_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class Answer:
         """What an answer that is an error says."""
         error = self.content.get("error", self.content) if isinstance(self.content, dict) else self.content
         text = error.get("message", error) if isinstance(error, dict) else error
-        return str(text)[:_SHOWN_CHARACTERS]
+        return str(text)[:500]
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class VllmClient:
         self.root = root
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
-    def request(self, method: str, path: str, content: Any = None, *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def request(self, method: str, path: str, content: Any = None, *, seconds: float = 300.0) -> Answer:
         """Whatever it answers; EngineError if it does not."""
         try:
             with requests.Session() as session:
@@ -96,7 +91,7 @@ class VllmClient:
     def is_healthy(self) -> bool:
         """False if it has ended, or says that its engine has; one that is too busy to say counts as well."""
         try:
-            answer = self.request("GET", "/health", seconds=HEALTH_SECONDS)
+            answer = self.request("GET", "/health", seconds=30.0)
         except EngineError as error:
             return isinstance(error.__cause__, requests.Timeout)
         return bool(answer.status == requests.codes.ok)

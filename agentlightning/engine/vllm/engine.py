@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KEY_BYTES: Final = 32
-_DEFAULT_DTYPE: Final = "bfloat16"
-_PROCESSED: Final = "processed_logprobs"
-START_SECONDS: Final = 1200.0
-"""For large models on slow disks."""
-STOP_SECONDS: Final = 15.0
-_POLL_SECONDS: Final = 0.2
 _MARKER: Final = "AGL_VLLM_ID"
 
 
@@ -160,7 +153,7 @@ class VllmEngine:
         with socket.socket() as free:
             free.bind((LOOPBACK, 0))
             port = free.getsockname()[1]
-        self._key = self._options.api_key or secrets.token_urlsafe(_KEY_BYTES)
+        self._key = self._options.api_key or secrets.token_urlsafe(32)
         client = VllmClient(f"http://{LOOPBACK}:{port}", self._key)
         command = ServerCommand(
             model=request.source,
@@ -170,13 +163,13 @@ class VllmEngine:
             max_sequences=request.max_sequences,
             lora_rank=None if request.lora is None else request.lora.rank,
         )
-        self._process = ChildProgram("vLLM", stop_seconds=STOP_SECONDS)
+        self._process = ChildProgram("vLLM", stop_seconds=15.0)
         environment = {**command.environment(self._key), _MARKER: secrets.token_hex()}
         announce(logger, f"vLLM loads '{request.source}', which takes a minute or two.")
         with open(os.devnull, "rb") as nothing:
             plan = ProgramPlan(command=command.words(), env=environment, marker=_MARKER, stdin=nothing)
             self._process.start(plan, secrets=(self._key,))
-        self._process.await_ready(client.is_healthy, seconds=START_SECONDS, poll_seconds=_POLL_SECONDS)
+        self._process.await_ready(client.is_healthy, seconds=1200.0, poll_seconds=0.2)
         return client
 
     def _join(self) -> VllmClient:
@@ -194,7 +187,7 @@ class VllmEngine:
         problems = {
             "has no routes for new weights (VLLM_SERVER_DEV_MODE=1)": not served.is_dev,
             f"gives {served.logprobs_mode}, which are wrong at temperatures other than 1": served.logprobs_mode
-            not in (None, _PROCESSED),
+            not in (None, "processed_logprobs"),
             "has --enable-lora, and full weights would end it": rank is None and served.has_lora,
             "has no --weight-transfer-config": rank is None and served.takes_weights is False,
             f"takes weights by {served.transfer}, not by {self._options.transfer}": rank is None
@@ -241,7 +234,7 @@ class VllmEngine:
         is_on_gpu = device.type == "cuda"
         if way in ("ipc", "nccl") and not is_on_gpu:
             raise EngineError(f"transfer='{way}' needs a learner on a GPU, and it is on '{device}'; use 'folder'.")
-        dtype = getattr(torch, served.dtype or _DEFAULT_DTYPE)
+        dtype = getattr(torch, served.dtype or "bfloat16")
         if way == "nccl" or (way == "auto" and is_on_gpu and served.transfer == "nccl"):
             check_installed()  # the learner's side of it is vLLM's too
             if (device.index or 0) in self._options.gpus:

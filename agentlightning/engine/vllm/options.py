@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 Transfer = Literal["auto", "ipc", "nccl", "folder"]
 LOOPBACK: Final = "127.0.0.1"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
-COMMAND_MODULE: Final = "vllm.entrypoints.cli.main"
 DEFAULT_MEMORY: Final = 0.4
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """That vLLM takes for `--max-lora-rank`."""
-_ADAPTERS_AT_ONCE: Final = 2
-"""Of one policy: the newest, and the one before for calls in flight."""
-_ADAPTERS_LOADED: Final = 4
-_MOST_API_SERVERS: Final = 4
 _OPEN: Final = ("/health", "/ping")
 """Say no more than whether the server lives."""
 _REFUSAL: Final = b'{"error": {"message": "The key is missing or wrong.", "type": "Unauthorized", "code": 401}}'
@@ -140,7 +135,7 @@ class ServerCommand:
     def words(self) -> list[str]:
         """The command; no secret is in it."""
         options = self.options
-        words = [sys.executable, "-m", COMMAND_MODULE, "serve"]
+        words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
         words += [os.path.expanduser(self.model), "--served-model-name", self.name]
         words += ["--host", self.host, "--port", str(self.port)]
         # Those of the sampled distribution; raw ones are wrong at any temperature but 1.
@@ -161,14 +156,15 @@ class ServerCommand:
         if self.lora_rank is None:
             # One process that writes answers with log-probabilities is slower than the GPU that samples them. Adapters
             # are loaded by one process alone.
-            words += ["--api-server-count", str(max(1, min(_MOST_API_SERVERS, (os.cpu_count() or 1) // 4)))]
+            words += ["--api-server-count", str(max(1, min(4, (os.cpu_count() or 1) // 4)))]
             words += ["--weight-transfer-config", json.dumps({"backend": options.backend}, separators=(",", ":"))]
         else:
             rank = next((one for one in _RANKS if self.lora_rank <= one), None)
             if rank is None:
                 raise ConfigurationError(f"vLLM serves adapters up to rank {_RANKS[-1]}; the rank is {self.lora_rank}.")
             words += ["--enable-lora", "--max-lora-rank", str(rank)]
-            words += ["--max-loras", str(_ADAPTERS_AT_ONCE), "--max-cpu-loras", str(_ADAPTERS_LOADED)]
+            # The newest adapters of a policy, and those before them for calls in flight.
+            words += ["--max-loras", "2", "--max-cpu-loras", "4"]
         return [*words, *options.arguments]
 
     def variables(self) -> dict[str, str]:

@@ -32,11 +32,7 @@ from agentlightning.utils.json_values import JsonObject
 
 BUFFER_BYTES: Final = 512 * 1024**2
 """Of GPU memory; a larger weight gets a larger buffer."""
-CONNECT_SECONDS: Final = 10.0
 _MEMORY: Final = Path("/dev/shm")
-_WEIGHTS_FILE: Final = "model.safetensors"
-_SMALL_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model")
-_INDEX: Final = ".index.json"
 
 Share = Callable[[Tensor], tuple[Any, ...]]
 
@@ -223,7 +219,7 @@ class NcclTransfer:
     def _form_group(self) -> Group:
         place = urlsplit(self._client.root)
         port = place.port or (443 if place.scheme == "https" else 80)
-        with socket.create_connection((place.hostname, port), CONNECT_SECONDS) as connection:
+        with socket.create_connection((place.hostname, port), 10.0) as connection:
             address = connection.getsockname()[0]
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
             free.bind((address, 0))
@@ -277,7 +273,7 @@ class FolderTransfer:
         whole = {name: tensor.to("cpu") for name, tensor in weights.tensors(self._dtype)}
         if self._folder is None:
             self._folder = self._new_folder(sum(tensor.nbytes for tensor in whole.values()))
-        path = self._folder / _WEIGHTS_FILE
+        path = self._folder / "model.safetensors"
         write_weights(path, whole, metadata={"format": "pt"})
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
         try:
@@ -298,9 +294,9 @@ class FolderTransfer:
         # Twice: a file is written beside its place first.
         has_room = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * size
         folder = Path(tempfile.mkdtemp(prefix="agl-vllm-", dir=_MEMORY if has_room else None))
-        for pattern in _SMALL_FILES:
+        for pattern in ("*.json", "*.jinja", "*.txt", "*.model"):
             for file in self._source.glob(pattern):
-                if not file.name.endswith(_INDEX):  # it lists the files of the old weights
+                if not file.name.endswith(".index.json"):  # it lists the files of the old weights
                     shutil.copy(file, folder)
         return folder
 

@@ -10,7 +10,7 @@ where it is called by hand with `store=`.
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 from agentlightning.algorithm.base import Algorithm, Tasks
@@ -49,34 +49,24 @@ class FunctionalAlgorithm(Algorithm):
             if name in self._parameters:
                 arguments[name] = dataset
             elif dataset is not None:
+                function = getattr(self._algorithm_func, "__name__", repr(self._algorithm_func))
                 raise TypeError(
-                    f"{name} is provided but not supported by {self._name}; add a parameter of that name to it."
+                    f"{name} is provided but not supported by {function}; add a parameter of that name to it."
                 )
-        if "adapter" in self._parameters:
-            arguments["adapter"] = self.get_adapter()
-        if "llm_proxy" in self._parameters:
-            arguments["llm_proxy"] = self.get_llm_proxy()
-        if "initial_resources" in self._parameters:
-            arguments["initial_resources"] = self.get_initial_resources()
-        if "store" not in self._parameters:
-            return self._call(arguments)
+        for name in ("adapter", "llm_proxy", "initial_resources"):
+            if name in self._parameters:
+                arguments[name] = getattr(self, f"get_{name}")()
         if self.is_async():
-            return self._call({**arguments, "store": self.get_store()})
-        with self.blocking_store() as store:
-            return self._call({**arguments, "store": store})
-
-    def _call(self, arguments: JsonObject) -> None | Coroutine[Any, Any, None]:
-        """A coroutine for whoever awaits it; what a plain function returns is of no use."""
-        result = self._algorithm_func(**arguments)
-        return result if self.is_async() else None
+            own = {"store": self.get_store()} if "store" in self._parameters else {}
+            result: Coroutine[Any, Any, None] = self._algorithm_func(**arguments, **own)
+            return result
+        with self.blocking_store() if "store" in self._parameters else nullcontext() as store:
+            self._algorithm_func(**arguments, **({} if store is None else {"store": store}))
+        return None
 
     def dev_resources(self) -> NamedResources | None:
         """What `Trainer.dev` has agents run with: the initial resources. The function itself is not called."""
         return self.get_initial_resources()
-
-    @property
-    def _name(self) -> str:
-        return getattr(self._algorithm_func, "__name__", repr(self._algorithm_func))
 
 
 def algo(func: Callable[..., object]) -> FunctionalAlgorithm:

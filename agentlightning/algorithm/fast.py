@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -18,7 +18,6 @@ __all__ = ["DEV_RESOURCES_ID", "Baseline", "DryRun", "FastAlgorithm"]
 
 logger = logging.getLogger(__name__)
 
-SpanVerbosity = Literal["keys", "key_values", "none"]
 DEV_RESOURCES_ID: Final = "dev"
 """Under which a `DryRun` publishes the resources that it was given."""
 _QUEUED: Final = ("queuing", "requeuing")
@@ -46,7 +45,7 @@ class Baseline(FastAlgorithm):
     """Seconds after which the store is asked again where it has no news of its own."""
     max_queue_length: int = 4
     """How many rollouts may wait for a runner before the next task is sent."""
-    span_verbosity: SpanVerbosity = "keys"
+    span_verbosity: Literal["keys", "key_values", "none"] = "keys"
     """What is logged of a span's attributes."""
 
     def __post_init__(self) -> None:
@@ -56,7 +55,8 @@ class Baseline(FastAlgorithm):
             raise ConfigurationError(f"max_queue_length must not be below zero; it is {self.max_queue_length}.")
 
     async def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
-        samples = [*_samples(train_dataset, "train"), *_samples(val_dataset, "val")]
+        datasets: tuple[tuple[RolloutMode, Tasks | None], ...] = (("train", train_dataset), ("val", val_dataset))
+        samples = [(mode, tasks[i]) for mode, tasks in datasets if tasks is not None for i in range(len(tasks))]
         if not samples:
             logger.error(
                 "Baseline has nothing to do: both data sets are empty. Give it a train_dataset or val_dataset."
@@ -126,14 +126,10 @@ class Baseline(FastAlgorithm):
             self._log_adapted(rollout_id, spans)
 
     def _log_span(self, rollout_id: str, attempt: Attempt, span: Span) -> None:
-        attributes = ""
-        if self.span_verbosity == "key_values":
-            attributes = f" Attributes: {span.attributes}"
-        elif self.span_verbosity == "keys":
-            attributes = f" Attribute keys: {list(span.attributes)}"
+        shown = {"key_values": f" Attributes: {span.attributes}", "keys": f" Attribute keys: {list(span.attributes)}"}
         text = "[Rollout %s | Attempt %s | Span %s] #%s (%s) From %s to %s.%s"
         told = span.span_id, span.sequence_id, span.name, span.start_time, span.end_time
-        logger.info(text, rollout_id, attempt.attempt_id, *told, attributes)
+        logger.info(text, rollout_id, attempt.attempt_id, *told, shown.get(self.span_verbosity, ""))
 
     def _log_adapted(self, rollout_id: str, spans: list[Span]) -> None:
         if self._adapter is None:
@@ -177,9 +173,3 @@ class DryRun(Baseline):
         if inspect.isawaitable(offered):
             offered = await offered
         return offered if isinstance(offered, AbstractAsyncContextManager) else nullcontext(offered)
-
-
-def _samples(dataset: Tasks | None, mode: RolloutMode) -> Iterator[tuple[RolloutMode, TaskInput]]:
-    if dataset is not None:
-        for index in range(len(dataset)):
-            yield mode, dataset[index]

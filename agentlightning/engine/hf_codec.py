@@ -44,7 +44,6 @@ _CALL: Final = "<tool_call>"
 _CALLS: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _THINK: Final = "<think>"
 _THOUGHT: Final = "</think>"
-_END_NAMES: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 
 
 class HfChatCodec:
@@ -137,7 +136,7 @@ def end_ids_of(tokenizer: Any, generation_config: Any) -> frozenset[int]:
     found: set[int] = set()
     for given in (getattr(generation_config, "eos_token_id", None), tokenizer.eos_token_id):
         found.update([given] if isinstance(given, int) else given or ())
-    for name in _END_NAMES:
+    for name in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>"):
         number = tokenizer.convert_tokens_to_ids(name)
         if isinstance(number, int) and number != tokenizer.unk_token_id:
             found.add(number)

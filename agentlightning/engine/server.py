@@ -39,7 +39,6 @@ KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
 WEIGHTS_PATH: Final = b"/agl/weights"
 MAX_BODY_BYTES: Final = 32 * 1024**2
-_EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _CHAT: Final = b"/chat/completions"
 
 Endpoint = Callable[[Request, Send, dict[str, str]], Awaitable[Response | None]]
@@ -194,7 +193,13 @@ class EngineApp:
                     async for chunk in events:
                         if not has_begun:
                             has_begun = True
-                            await send({"type": "http.response.start", "status": 200, "headers": [_EVENTS, NOSNIFF]})
+                            await send(
+                                {
+                                    "type": "http.response.start",
+                                    "status": 200,
+                                    "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), NOSNIFF],
+                                }
+                            )
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except EngineError as error:
             if not has_begun:

@@ -55,7 +55,11 @@ def suggestions(spans: Sequence[Span]) -> list[Suggestion]:
     """What to improve first: tasks that fail, answers that guardrails refuse, tools that fail, the weakest agent."""
     by_id = {span.span_id: span for span in spans}
     tasks = ((_task_of(span, by_id), _failure(span)) for span in spans if f"{_TASK}description" in span.attributes)
-    guarded = ((_task_of(span, by_id), _refusal(span)) for span in spans if _is_guardrail(span))
+    guarded = (
+        (_task_of(span, by_id), _refusal(span))
+        for span in spans
+        if any(name in span.attributes for name, _ in _REFUSED)
+    )
     tools = ((str(span.attributes["tool.name"]), _failure(span)) for span in spans if "tool.name" in span.attributes)
     found = [*_shares(tasks, *_TASK_FAILS), *_shares(guarded, *_ANSWER_REFUSED), *_shares(tools, *_TOOL_FAILS)]
     weakest = weakest_agent(rewards_by_agent(spans))
@@ -110,10 +114,6 @@ def _shares(cases: Iterable[tuple[str, str | None]], sentence: str, advice: str)
 def _failure(span: Span) -> str | None:
     """Why the work of a span failed; None if it did not."""
     return span.status.description or "no reason was recorded" if span.status.status_code == "ERROR" else None
-
-
-def _is_guardrail(span: Span) -> bool:
-    return any(name in span.attributes for name, _ in _REFUSED)
 
 
 def _refusal(span: Span) -> str | None:

@@ -63,7 +63,6 @@ _BODY: Final = LightningSpanAttributes.MESSAGE_BODY.value
 _TYPE: Final = LightningSpanAttributes.OBJECT_TYPE.value
 _LITERAL: Final = LightningSpanAttributes.OBJECT_LITERAL.value
 _JSON: Final = LightningSpanAttributes.OBJECT_JSON.value
-_LITERALS = (str, bool, int, float)
 
 _PROMPT: Final = "gen_ai.prompt"
 _COMPLETION: Final = "gen_ai.completion"
@@ -311,5 +310,7 @@ def _object_attributes(event: ObjectEvent) -> dict[str, AttributeValue]:
     except (TypeError, ValueError) as error:
         message = f"The object of an event is of type {type_name}, which JSON cannot hold: {error}."
         raise InvalidValue(message) from error
-    own: dict[str, AttributeValue] = {_LITERAL: str(value)} if isinstance(value, _LITERALS) else {_JSON: text}
+    own: dict[str, AttributeValue] = (
+        {_LITERAL: str(value)} if isinstance(value, (str, bool, int, float)) else {_JSON: text}
+    )
     return {_TYPE: type_name, "object": text, **own}

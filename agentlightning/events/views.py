@@ -203,7 +203,6 @@ def latest_attempts(events: Iterable[AgentEvent]) -> list[AgentEvent]:
 
 # ---------------------------------------------------------------------- collaboration
 
-SubtaskStatus = Literal["planned", "open", "completed", "failed"]
 _TASK = "crewai.task."
 _FROM_AGENT, _TO_AGENT = "handoff.from_agent", "handoff.to_agent"
 _CHAT_SENDER, _CHAT_RECIPIENT = "ag2.chat.sender", "ag2.chat.recipient"
@@ -221,7 +220,7 @@ class Subtask:
     name: str
     agent: str | None
     """The role it was given to."""
-    status: SubtaskStatus
+    status: Literal["planned", "open", "completed", "failed"]
     description: str = ""
     output: str | None = None
     rewards: RewardSummary = field(default_factory=RewardSummary)

@@ -132,7 +132,8 @@ class Checkpoints:
         except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch has no kind of its own for a disk
             if isinstance(error, TrainingError):
                 raise
-            free = f"{_free_bytes(self.folder)} bytes are free there"
+            place = next(place for place in (self.folder, *self.folder.absolute().parents) if place.exists())
+            free = f"{shutil.disk_usage(place).free} bytes are free there"
             raise TrainingError(
                 f"The checkpoint of step {step} cannot be written to '{target}' ({free}): {error}"
             ) from error
@@ -216,10 +217,6 @@ class Checkpoints:
             path = self.folder / entry
             if path.is_dir() and (is_old or entry.startswith(_UNFINISHED)):
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
 def _order(name: str) -> tuple[int, int]:

@@ -31,7 +31,6 @@ from agentlightning.utils.spelling import suggests_arguments
 logger = logging.getLogger(__name__)
 
 _READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
-_MODEL_NAMES = ("gen_ai.response.model", "gen_ai.request.model")
 _RESPONSE_ID = "gen_ai.response.id"
 
 
@@ -216,7 +215,11 @@ class Ledger:
         """
         cost_of_call: dict[object, Fraction | None] = {}
         for number, attributes in enumerate(trace):
-            names = [str(attributes[name]) for name in _MODEL_NAMES if name in attributes]
+            names = [
+                str(attributes[name])
+                for name in ("gen_ai.response.model", "gen_ai.request.model")
+                if name in attributes
+            ]
             if not names and _WRITTEN not in attributes:
                 continue
             call = attributes.get(_RESPONSE_ID) or number

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 
-PROXY_RESOURCE: Final = "main_llm"
-"""Under which agents find the trainer's LLM proxy, if they are given no other model."""
 NAME: Final = "GEPA"
 RUN_NAME: Final = "gepa"
 BEST_RESOURCES_ID: Final = "gepa-best"
@@ -208,7 +206,7 @@ class GEPA(Algorithm):
     def _resources(self, proxy: Any) -> NamedResources:
         resources: NamedResources = dict(self.get_initial_resources() or {})
         if proxy is not None and not any(isinstance(one, LLM) for one in resources.values()):
-            resources[PROXY_RESOURCE] = proxy.as_resource()
+            resources["main_llm"] = proxy.as_resource()
         return resources
 
 
@@ -385,6 +383,7 @@ class GepaRun:
         verdict = comparison.verdict
         if self._gepa.alpha is None:
             verdict = "better" if comparison.estimate.mean > 0 else "not better"
+        needed, front = comparison.pairs_needed, self._gepa.front_size  # of all tasks, some choose by the front
         return Challenge(
             round=self.state.round,
             incumbent=SEED_VERSION,
@@ -392,14 +391,8 @@ class GepaRun:
             verdict=verdict,
             gain=comparison.estimate,
             alpha=comparison.alpha,
-            tasks_needed=self._tasks_needed(comparison.pairs_needed),
+            tasks_needed=None if needed is None else needed + (needed if front is None else front),
         )
-
-    def _tasks_needed(self, pairs: int | None) -> int | None:
-        """Validation tasks of which so many are left to compare on."""
-        if pairs is None:
-            return None
-        return 2 * pairs if self._gepa.front_size is None else self._gepa.front_size + pairs
 
 
 def _split(count: int, front_size: int | None, seed: int) -> tuple[list[int], list[int]]:

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 TRIES: Final = 6
 _LATER: Final = frozenset([408, 409, 425, 429, 500, 502, 503, 504, 529])
-_WITHOUT_STATUS: Final = ("APIConnectionError", "APITimeoutError")
 _REFUSED: Final = range(400, 500)
-LIMIT_NAMES: Final = ("max_completion_tokens", "max_tokens")
-"""Of what a model may write: the name of today's models, and that of servers that know no other."""
 
 
 ReflectionModel = Callable[[str], "str | None | Awaitable[str | None]"]
@@ -62,7 +59,8 @@ class OptimiserModel:
         self._sleep = sleep
         self._algorithm = algorithm
         self._is_ours = model is None
-        self._limit_names = list(LIMIT_NAMES)  # those that the server may take
+        # The limit's name with today's models, and with servers that know no other.
+        self._limit_names = ["max_completion_tokens", "max_tokens"]  # those that the server may take
         self.ledger = Ledger()
 
     @property
@@ -95,7 +93,9 @@ class OptimiserModel:
                 is_status = isinstance(getattr(error, "status_code", None), int)
                 # A JSONDecodeError is of a server that sends something else as JSON.
                 if not (
-                    is_status or isinstance(error, json.JSONDecodeError) or type(error).__name__ in _WITHOUT_STATUS
+                    is_status
+                    or isinstance(error, json.JSONDecodeError)
+                    or type(error).__name__ in ("APIConnectionError", "APITimeoutError")
                 ):
                     raise
                 delay = 0.0 if self._takes_other_limit(error) else _delay(error, number)

@@ -38,7 +38,6 @@ ReflectionJob = tuple[dict[str, str], Examples, list[str]]
 
 MOST_CHARACTERS: Final = 12_000
 """Of one text; of a longer one the middle is left out."""
-_EXCEPTION_KEYS: Final = ("exception.type", "exception.message")
 _KEEP_PLACEHOLDERS: Final = """
 
 The instructions are a template, whose placeholders are filled in for each task. Keep all of these, written exactly \
@@ -193,7 +192,13 @@ def _remarks(spans: Sequence[Span]) -> list[str]:
         if message:
             remarks.append(message)
         if span.name == AGL_EXCEPTION:
-            remarks.append(": ".join(str(span.attributes[key]) for key in _EXCEPTION_KEYS if key in span.attributes))
+            remarks.append(
+                ": ".join(
+                    str(span.attributes[key])
+                    for key in ("exception.type", "exception.message")
+                    if key in span.attributes
+                )
+            )
     return remarks
 
 

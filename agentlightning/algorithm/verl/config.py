@@ -17,10 +17,6 @@ from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 _PACKAGE: Final = "agentlightning.verl"
 _FILE: Final = "config.yaml"
-_DEFAULTS: Final = ("trainer", "config")
-"""Where verl has its defaults."""
-_FOR_HYDRA: Final = ("hydra", "defaults")
-"""Entries of the file that tell Hydra what to do, and are no configuration."""
 
 
 class Configuration(Protocol):
@@ -80,14 +76,14 @@ def _own() -> JsonObject:
     """The file, less what is for Hydra."""
     text = files(_PACKAGE).joinpath(_FILE).read_text(encoding="utf-8")
     entries = importlib.import_module("yaml").safe_load(text)
-    return {name: value for name, value in entries.items() if name not in _FOR_HYDRA}
+    return {name: value for name, value in entries.items() if name not in ("hydra", "defaults")}
 
 
 def _defaults_of_verl() -> Path | None:
     """The folder of verl's defaults, found without importing verl, which takes long; None if it is not installed."""
     found = importlib.util.find_spec("verl")
     places = [] if found is None else list(found.submodule_search_locations or ())
-    return next((folder for place in places if (folder := Path(place, *_DEFAULTS)).is_dir()), None)
+    return next((folder for place in places if (folder := Path(place, *("trainer", "config"))).is_dir()), None)
 
 
 def _over(defaults: Path) -> Any:

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from agentlightning.adapter import TraceToTrajectory, TraceToTripletBase
 from agentlightning.adapter.base import TraceAdapter
@@ -30,8 +30,6 @@ from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
-
-_PACKAGES: Final = ("verl", "ray", "transfer_queue")
 
 
 class TaskRunnerHere:
@@ -112,7 +110,9 @@ def missing_for_verl(config: Configuration | None = None) -> list[str]:
 
     A GPU of this machine is needed unless the configuration names another device, or a cluster of Ray to join.
     """
-    missing = [f"the package {name}" for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [
+        f"the package {name}" for name in ("verl", "ray", "transfer_queue") if importlib.util.find_spec(name) is None
+    ]
     if importlib.util.find_spec("torch") is None:
         return [*missing, "the package torch"]
     if not missing and config is not None:

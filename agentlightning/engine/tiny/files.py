@@ -32,7 +32,6 @@ SHIPPED_FOLDER: Final = Path(__file__).parent
 """Where the weights of the package lie."""
 BARE_WEIGHTS_FILE: Final = "weights.safetensors"
 _FORMAT: Final = 1
-_TEMPLATE_FILE: Final = Path(__file__).parent / "chat_template.jinja"
 _WHOLE: Final = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight"}
 _OF_A_LAYER: Final = {
     "attention_norm": "input_layernorm.weight",
@@ -160,7 +159,7 @@ def _described_files(shape: TinyShape) -> dict[str, str]:
         "eos_token": text_of([END]),
         "pad_token": text_of([PAD]),
         "clean_up_tokenization_spaces": False,
-        "chat_template": _TEMPLATE_FILE.read_text(encoding="utf-8"),
+        "chat_template": (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8"),
     }
     files = {"config.json": _config(shape), "tokenizer.json": tokenizer, "tokenizer_config.json": settings}
     return {name: json.dumps(content, indent=2) + "\n" for name, content in files.items()}

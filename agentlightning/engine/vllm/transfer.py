@@ -37,23 +37,21 @@ _MEMORY: Final = Path("/dev/shm")
 Share = Callable[[Tensor], tuple[Any, ...]]
 
 
-class WeightTransfer(Protocol):
+class WeightTransfer:
     """A way of weights to a server."""
 
     def publish(self, version: int, weights: PublishedWeights) -> str | None:
         """Have it sample from these; the name of the adapters, if that is what was sent."""
-        ...
+        raise NotImplementedError
 
     def undo(self) -> None:
         """Leave the server as it was found, but for full weights."""
-        ...
 
     def close(self) -> None:
         """Free memory and files of this process."""
-        ...
 
 
-class IpcTransfer:
+class IpcTransfer(WeightTransfer):
     """Through CUDA IPC, on one GPU."""
 
     def __init__(
@@ -110,9 +108,6 @@ class IpcTransfer:
         if part:
             yield self._update(part)
 
-    def undo(self) -> None:
-        pass
-
     def close(self) -> None:
         self._buffer = self._handle = None
 
@@ -153,7 +148,7 @@ class Group(Protocol):
         ...
 
 
-class NcclTransfer:
+class NcclTransfer(WeightTransfer):
     """Through NCCL, to the GPUs of vLLM's workers, which may be in another machine.
 
     Each part is announced to the server by HTTP, in a thread of its own, while its tensors are sent. The group is
@@ -200,9 +195,6 @@ class NcclTransfer:
         except BaseException:
             self.close()  # what is queued waits for a server that may never read it
             raise
-
-    def undo(self) -> None:
-        pass
 
     def close(self) -> None:
         group, self._group = self._group, None
@@ -254,7 +246,7 @@ def _nccl_group(info: JsonObject) -> Group:
     return group
 
 
-class FolderTransfer:
+class FolderTransfer(WeightTransfer):
     """As a folder that vLLM reads, in memory where there is room: for a learner on the CPU."""
 
     def __init__(self, client: VllmClient, dtype: torch.dtype, source: str) -> None:
@@ -282,9 +274,6 @@ class FolderTransfer:
         finally:
             path.unlink(missing_ok=True)
 
-    def undo(self) -> None:
-        pass
-
     def close(self) -> None:
         folder, self._folder = self._folder, None
         if folder is not None:
@@ -301,7 +290,7 @@ class FolderTransfer:
         return folder
 
 
-class AdapterTransfer:
+class AdapterTransfer(WeightTransfer):
     """Adapters under a name for each version; the one before stays for the calls that use it."""
 
     def __init__(self, client: VllmClient, name: str, adapters: Iterable[str]) -> None:

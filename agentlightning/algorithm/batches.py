@@ -60,8 +60,6 @@ TRAINING: Final = "agentlightning.training"
 `left_out.{span id}` with the reason for each call that was left out."""
 WRITES_AT_ONCE: Final = 500
 """Spans that are written at the same time."""
-WAIT_SECONDS: Final = 30.0
-"""How long one call of the store waits; it returns as soon as all rollouts are over."""
 UNFINISHED: Final[tuple[RolloutStatus, ...]] = ("queuing", "requeuing", "preparing", "running")
 
 
@@ -196,7 +194,7 @@ class Batches:
         try:
             while True:
                 began = time.monotonic()
-                patience = max(0.0, min(WAIT_SECONDS, deadline - began))
+                patience = max(0.0, min(30.0, deadline - began))
                 finished = await self._store.wait_for_rollouts(rollout_ids=ids, timeout=patience)
                 now = time.monotonic()
                 if len(finished) >= len(ids):

@@ -32,10 +32,6 @@ Verdict = Literal["undecided", "better", "not better"]
 BETS = 6
 LARGEST_BET = 0.95
 """Below 1, so that a single loss does not make the wealth of a bet zero for ever."""
-HOPEFUL_DEVIATIONS = NormalDist().inv_cdf(0.9995)
-"""How far above the mean so far that of the pairs to come may lie before one gives up, in standard errors."""
-USUAL_DEVIATIONS = NormalDist().inv_cdf(0.8)
-"""How far below the mean it may lie for `pairs_needed` to be enough in four cases of five."""
 
 
 class PairedComparison:
@@ -197,7 +193,8 @@ class PairedComparison:
         """
         for bet in _bets(self.alpha, pairs):
             growths = [self._growth(bet, difference) for difference in self._differences]
-            unlucky = pairs * fmean(growths) - USUAL_DEVIATIONS * math.sqrt(pairs) * pstdev(growths)
+            # In four cases of five the wealth does not fall further below its mean.
+            unlucky = pairs * fmean(growths) - NormalDist().inv_cdf(0.8) * math.sqrt(pairs) * pstdev(growths)
             if unlucky >= math.log(BETS / self.alpha):
                 return True
         return False
@@ -212,7 +209,8 @@ class PairedComparison:
         mean = sum(self._differences) / n
         variance = (self._squares + 2 * self._span**2) / (n + 2) - (mean * n / (n + 2)) ** 2
         # The true gain is not known, and few pairs may be lucky.
-        hope = HOPEFUL_DEVIATIONS * math.sqrt(variance / (n + 2) + variance / left)
+        # The mean of the pairs to come may lie so far above that of those so far before the comparison gives up.
+        hope = NormalDist().inv_cdf(0.9995) * math.sqrt(variance / (n + 2) + variance / left)
         wins = min(1.0, hope / max(self._span - mean, hope))
         growths = [(1 - wins) * log / n + wins * win for log, win in zip(self._logs, self._wins, strict=True)]
         return _mean_of_logs([log + left * growth for log, growth in zip(self._logs, growths, strict=True)])

@@ -25,13 +25,8 @@ LENGTH, DISTINCT, ENTROPY = "answers/tokens", "answers/distinct", "learner/entro
 WINDOW: Final = 4
 """Steps at the end whose mean is compared with the mean of the first steps: as many, or half as many, since a model may
 find a loophole in no time."""
-SURE_DEVIATIONS: Final = 4.0
-"""By how many standard errors a watched reward must have fallen."""
 LEAST_CHANGE: Final = 0.05
 """Of either reward, as a share of the largest that was seen."""
-LONGER: Final = 3.0
-"""Times as long as at the beginning."""
-RUNAWAY_NATS: Final = 1.0
 FEW_DISTINCT: Final = 0.1
 """Share of tasks with an answer of their own below which a model says the same to all."""
 
@@ -140,7 +135,8 @@ def _hacked(curves: Mapping[str, Sequence[float]]) -> Alarm | None:
             continue
         (low, high), (before, after) = _ends(trained, first), _ends(watched, first)
         error = math.hypot(math.hypot(*errors[:first]) / first, math.hypot(*errors[-WINDOW:]) / WINDOW)
-        is_sure = before - after > max(SURE_DEVIATIONS * error, LEAST_CHANGE * max(map(abs, watched)))
+        # By four standard errors the reward must have fallen.
+        is_sure = before - after > max(4.0 * error, LEAST_CHANGE * max(map(abs, watched)))
         if is_sure and high - low > LEAST_CHANGE * max(map(abs, trained)):
             return Alarm(
                 "reward_hacking",
@@ -157,9 +153,9 @@ def _ran_away(name: str, curves: Mapping[str, Sequence[float]]) -> Alarm | None:
         return None
     before, after = _ends(curve)
     shown = {name: tuple(curve), TRAINED: tuple(curves.get(TRAINED, ()))}
-    if name == LENGTH and after > LONGER * before:
+    if name == LENGTH and after > 3.0 * before:
         return Alarm("length", f"Answers grew from {before:.0f} to {after:.0f} tokens.", shown)
-    if name == ENTROPY and after > before + RUNAWAY_NATS:
+    if name == ENTROPY and after > before + 1.0:
         return Alarm("entropy", f"Entropy rose from {before:.2f} to {after:.2f} nats a token.", shown)
     if name == DISTINCT and after < FEW_DISTINCT and before > 2 * FEW_DISTINCT:
         return Alarm(

@@ -28,10 +28,6 @@ logger = logging.getLogger(__name__)
 
 PREFILL_TOKENS: Final = 8192
 """Of prompts, padding included, that are read in one call; a longer one is read alone."""
-_CHEAP_PADDING: Final = 1024
-"""Tokens of padding that cost less than another call."""
-_PADDING_SHARE: Final = 0.5
-"""Of the tokens of the prompts, that may be padding beyond that."""
 BLOCK: Final = 32
 """Tokens; fewer in common are not worth the search."""
 
@@ -299,7 +295,8 @@ def _grouped(arriving: Sequence[SequenceState]) -> Iterator[list[SequenceState]]
         length = _unread(sequence)
         area = length * (len(group) + 1)
         padding = area - tokens - length
-        if group and (area > PREFILL_TOKENS or padding > max(_CHEAP_PADDING, _PADDING_SHARE * (tokens + length))):
+        # Padding costs less than another call up to 1,024 tokens, or to half of those of the prompts.
+        if group and (area > PREFILL_TOKENS or padding > max(1024, 0.5 * (tokens + length))):
             yield group
             group, tokens = [], 0
         group.append(sequence)

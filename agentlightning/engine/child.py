@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
 
 from agentlightning.errors import EngineError
 from agentlightning.utils.announcements import announce
@@ -11,9 +10,6 @@ from agentlightning.utils.child_process import DRAIN_SECONDS, Program, ProgramPl
 from agentlightning.utils.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
-
-LAST_LINES: Final = 30
-"""Of its standard error, that an error shows."""
 
 
 class ChildProgram:
@@ -96,5 +92,5 @@ class ChildProgram:
         return EngineError(f"{self._name} has ended with code {code}. {self._shown()}")
 
     def _shown(self) -> str:
-        lines = self.last_lines(LAST_LINES)
+        lines = self.last_lines(30)
         return "Its last lines:\n" + "\n".join(lines) if lines else "It printed nothing."

@@ -39,7 +39,6 @@ KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
 WEIGHTS_PATH: Final = b"/agl/weights"
 MAX_BODY_BYTES: Final = 32 * 1024**2
-_CHAT: Final = b"/chat/completions"
 
 Endpoint = Callable[[Request, Send, dict[str, str]], Awaitable[Response | None]]
 """Returns a response, or None if it has sent one."""
@@ -168,7 +167,7 @@ class EngineApp:
     # ------------------------------------------------------------------ completions
 
     async def _complete(self, request: Request, send: Send, values: dict[str, str]) -> None:
-        wanted = await self._wanted(request, is_chat=_path(request) == _CHAT)
+        wanted = await self._wanted(request, is_chat=_path(request) == b"/chat/completions")
         if wanted.model is not None and wanted.model != f"agl/{self.name}":
             self._check_model(wanted.model)
         if self._callbacks is None:

@@ -49,7 +49,6 @@ from agentlightning.utils.server_launcher import PythonServerLauncher, PythonSer
 
 logger = logging.getLogger(__name__)
 
-MAIN_LLM: Final = "main_llm"
 CLOSE_SECONDS: Final = 60.0
 """How long calls and spans of a group that is over are waited for."""
 
@@ -189,7 +188,7 @@ class StoreAgentLoopManager:
         for is_validation in (True, False):  # the resources of training are the latest
             temperature = self._sampling(is_validation)["temperature"]
             llm = proxy.as_resource(model=self._model, sampling_parameters={"temperature": temperature})
-            resources: NamedResources = {**(self._parts.initial_resources or {}), MAIN_LLM: llm}
+            resources: NamedResources = {**(self._parts.initial_resources or {}), "main_llm": llm}
             update = await self._store.add_resources(resources)
             self._resources_ids[is_validation] = update.resources_id
         logger.info("verl's model '%s' is served at %s.", self._model, proxy.endpoint)

@@ -42,8 +42,7 @@ END: Final = 8
 
 _SPECIAL: Final = ("<pad>", "<system>", "<user>", "<assistant>", "<tool>", "<call>", "<named>", "<tools>", "<end>")
 _PLAIN: Final = "".join(chr(code) for code in range(32, 127)) + "\n"
-_PRIVATE_USE: Final = 0xE000
-_CHARACTERS: Final = "".join(chr(_PRIVATE_USE + token) for token in range(len(_SPECIAL))) + _PLAIN
+_CHARACTERS: Final = "".join(chr(0xE000 + token) for token in range(len(_SPECIAL))) + _PLAIN
 _PLAIN_TOKENS: Final = {character: token for token, character in enumerate(_PLAIN, start=len(_SPECIAL))}
 _TOKENS: Final = {character: token for token, character in enumerate(_CHARACTERS)}
 _UNKNOWN: Final = _PLAIN_TOKENS["?"]

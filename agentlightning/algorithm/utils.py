@@ -15,6 +15,7 @@ from agentlightning.types import Dataset
 
 __all__ = [
     "batch_iter_over_dataset",
+    "check_least",
     "gathered",
     "report_metrics",
     "running_proxy",
@@ -25,6 +26,14 @@ __all__ = [
 
 _T = TypeVar("_T")
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
+
+
+def check_least(settings: object, **least: float) -> None:
+    """ConfigurationError for a setting that is below its least value; None is allowed, and not a number is not."""
+    for name, lowest in least.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= lowest:
+            raise ConfigurationError(f"{name} is {value!r}; it must be at least {lowest}.")
 
 
 def batch_iter_over_dataset(dataset: Dataset[_T], batch_size: int) -> Iterator[Sequence[_T]]:

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,7 @@ from agentlightning.utils.child_process import ProgramPlan, python_path
 from agentlightning.utils.json_values import JsonObject
 
 if TYPE_CHECKING:
-    from agentlightning.engine.base import Engine, EngineChoice, EngineRequest
+    from agentlightning.engine.base import EngineChoice
     from agentlightning.engine.weights import PublishedWeights, SharedBlock
 
 logger = logging.getLogger(__name__)
@@ -252,24 +251,13 @@ class EngineServer:
         return dict(found)
 
 
-@dataclass(frozen=True)
-class EmbeddedOptions:
-    """An `EngineServer`, which loads the model that it is to serve, and no other."""
-
-    def create(self, request: EngineRequest) -> Engine:
-        """An engine that is not started yet."""
-        return EngineServer(
-            request.source, max_sequences=request.max_sequences, device=request.device, name=request.name
-        )
-
-
-def engine_choice(engine: str | EngineChoice) -> EngineChoice:
-    """The options behind a name of `GRPO(engine=…)`; ConfigurationError that lists the names for an unknown one."""
+def engine_choice(engine: str | EngineChoice) -> EngineChoice | None:
+    """The choice behind a name of `GRPO(engine=…)`, None for our own; ConfigurationError with the names it could be."""
     if not isinstance(engine, str):
         if callable(getattr(engine, "create", None)):
             return engine
     elif engine == EMBEDDED:
-        return EmbeddedOptions()
+        return None
     elif engine == "vllm":
         return VllmOptions()
     elif engine.startswith(("http://", "https://")):

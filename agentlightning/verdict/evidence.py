@@ -166,14 +166,11 @@ async def read_evidence(store: LightningStore, run: Run) -> Evidence:
             return await read_rollout(store, one)
 
     rollouts = await asyncio.gather(*map(read, found[:NEWEST_ROLLOUTS]))
-    return Evidence(run, points, rollouts, waiting, len(found) > NEWEST_ROLLOUTS, await _optimisation_of(store, run))
-
-
-async def _optimisation_of(store: LightningStore, run: Run) -> Mapping[str, Any]:
-    """The summary of a prompt optimiser's own run, which is this one or belongs to it."""
+    # A prompt optimiser has a run of its own, which is this one or belongs to it.
     newest = await store.query_runs(sort_by="start_time", sort_order="desc", limit=20)
-    own = [one for one in newest if one.metadata.get("trainer_run_id") == run.run_id]
-    return next((one.summary for one in (run, *own) if "candidates" in one.summary), {})
+    own = [run, *(one for one in newest if one.metadata.get("trainer_run_id") == run.run_id)]
+    optimisation = next((one.summary for one in own if "candidates" in one.summary), {})
+    return Evidence(run, points, rollouts, waiting, len(found) > NEWEST_ROLLOUTS, optimisation)
 
 
 async def rollouts_of(store: LightningStore, run: Run) -> AsyncIterator[AttemptedRollout | Rollout]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.engine.embedded import EmbeddedOptions, engine_choice
+from agentlightning.engine.embedded import engine_choice
 from agentlightning.engine.vllm import VllmOptions
 from agentlightning.engine.vllm.options import KeyMiddleware, ServerCommand
 from agentlightning.errors import ConfigurationError
@@ -141,7 +141,7 @@ def test_engines_are_known_by_name_and_address() -> None:
 
     own = Own()
 
-    assert engine_choice("embedded") == EmbeddedOptions()
+    assert engine_choice("embedded") is None
     assert engine_choice("vllm") == VllmOptions()
     assert engine_choice("http://h:8000") == VllmOptions(address="http://h:8000")
     assert engine_choice(own) is own

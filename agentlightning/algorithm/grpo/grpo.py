@@ -55,7 +55,7 @@ from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.base import EngineChoice
 from agentlightning.engine.checkpoint import check_replaceable
-from agentlightning.engine.embedded import EMBEDDED, EmbeddedOptions, engine_choice
+from agentlightning.engine.embedded import EMBEDDED, engine_choice
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources
@@ -174,7 +174,7 @@ class GRPO(Algorithm):
         self.validation_failed: FailedReward = validation_failed
         learning = learning or LearnerSettings()
         learning = learning.planned(max(1, steps) * learning.epochs * learning.minibatches, seed)
-        self.learning = learning.for_engine(is_embedded=choice == EmbeddedOptions())
+        self.learning = learning.for_engine(is_embedded=choice is None)
         self.sampling = replace(sampling or SampleSettings.of(learning.preset), temperature=temperature)
         self.dynamic_sampling = learning.preset == "dapo" if dynamic_sampling is None else dynamic_sampling
         self.max_staleness = max_staleness
@@ -245,7 +245,12 @@ class GRPO(Algorithm):
                 await continue_curve(self.get_store(), resumed, self.progress.step, successor=own)
             await served.publish_first(is_restored=is_restored)
             if val_dataset is not None and self.progress.baseline is None:
-                await self._measure_baseline(val_dataset)
+                # As every validation measures it, and as training samples if that differs.
+                self.progress.baseline = await self.validate(val_dataset)
+                self.progress.baseline_rewards = self._validated["val"]
+                if self.validation_temperature != self.temperature:
+                    self.progress.sampled_baseline = await self.validate(val_dataset, as_training=True)
+                    self.progress.sampled_baseline_rewards = self._validated["train"]
             self.baseline, self.sampled_baseline = self.progress.baseline, self.progress.sampled_baseline
             try:
                 await self._make_steps(curriculum, val_dataset)
@@ -465,15 +470,6 @@ class GRPO(Algorithm):
         self._validated[mode] = rewards_of_tasks(finished, self.validation_failed)
         await report_metrics(self, self.progress.step, score.metrics(prefix))
         return score.reward
-
-    async def _measure_baseline(self, dataset: Dataset[Any]) -> None:
-        """Validate the model before training: as every validation does, and as training samples if that differs."""
-        progress = self.progress
-        progress.baseline = await self.validate(dataset)
-        progress.baseline_rewards = self._validated["val"]
-        if self.validation_temperature != self.temperature:
-            progress.sampled_baseline = await self.validate(dataset, as_training=True)
-            progress.sampled_baseline_rewards = self._validated["train"]
 
     def run_summary(self) -> dict[str, Any]:
         progress, validated = self.progress, self._validated

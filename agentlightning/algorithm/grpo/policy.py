@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentlightning.algorithm.grpo.samples import Batch
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.base import Engine, EngineChoice, EngineRequest, SleepingEngine
-from agentlightning.engine.embedded import EmbeddedOptions, check_model
+from agentlightning.engine.embedded import EngineServer, check_model
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
@@ -56,7 +56,8 @@ class Policy:
         self.source = source
         self.settings = settings
         self.version = 0
-        self._choice: EngineChoice = engine or EmbeddedOptions()
+        self._choice = engine
+        """None is our own engine."""
         self._device = device
         self._max_sequences = max_sequences
         self._lora = lora
@@ -82,7 +83,7 @@ class Policy:
     @property
     def is_embedded(self) -> bool:
         """Whether the engine is our own, which loads this model itself; any other may hold other weights of it."""
-        return isinstance(self._choice, EmbeddedOptions)
+        return self._choice is None
 
     async def start(self) -> None:
         """Load the model, and start its engine: at once if that is ours, which takes seconds, and else before it."""
@@ -102,14 +103,13 @@ class Policy:
         await undisturbed(asyncio.to_thread(self._start_engine))
 
     def _start_engine(self) -> None:
-        request = EngineRequest(
-            source=self.source,
-            name=self.name,
-            device=self._device,
-            max_sequences=self._max_sequences,
-            lora=self._lora,
-        )
-        engine = self._choice.create(request)
+        most, device = self._max_sequences, self._device
+        engine: Engine
+        if self._choice is None:
+            engine = EngineServer(self.source, name=self.name, device=device, max_sequences=most)
+        else:
+            request = EngineRequest(self.source, self.name, device=device, max_sequences=most, lora=self._lora)
+            engine = self._choice.create(request)
         engine.start()
         self._engine = engine
         self._running.append(engine)

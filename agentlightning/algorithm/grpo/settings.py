@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from agentlightning.algorithm.grpo.advantages import AdvantageKind
 from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
+from agentlightning.algorithm.utils import check_least
 from agentlightning.engine.base import EngineChoice
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.spelling import suggests_arguments
@@ -39,7 +40,6 @@ _CHOICES: Final = {
     "optimiser": Optimiser,
     "schedule": Schedule,
 }
-_AT_LEAST_ONE: Final = ("epochs", "minibatches", "max_batch_tokens", "constant_length", "processes")
 _NOT_NEGATIVE: Final = (
     *("weight_decay", "warmup_steps", "warmup_ratio", "clip_low", "clip_high"),
     *("kl_coefficient", "entropy_coefficient"),
@@ -148,9 +148,10 @@ class LearnerSettings:
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
             check_choice(name, getattr(self, name), kind)
-        rules = [(name, getattr(self, name) >= 1, "at least 1") for name in _AT_LEAST_ONE]
+        check_least(self, epochs=1, minibatches=1, max_batch_tokens=1, constant_length=1, processes=1)
+        check_least(self, threads=1, total_steps=1)
         not_negative = "a number that is not negative"
-        rules += [(name, 0 <= getattr(self, name) < math.inf, not_negative) for name in _NOT_NEGATIVE]
+        rules = [(name, 0 <= getattr(self, name) < math.inf, not_negative) for name in _NOT_NEGATIVE]
         for name, least in (("max_grad_norm", 0.0), ("cap", 0.0), ("dual_clip", 1.0)):
             value = getattr(self, name)
             is_valid = value is None or least < value < math.inf
@@ -162,9 +163,7 @@ class LearnerSettings:
             ("clip_low", self.clip_low <= 1, "at most 1"),
             ("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1"),
             ("importance_cap", cap == "auto" or not isinstance(cap, str), "'auto', None or above 0"),
-            ("threads", self.threads is None or self.threads >= 1, "None or at least 1"),
             ("warmup_ratio", self.warmup_ratio <= 1, "at most 1"),
-            ("total_steps", self.total_steps is None or self.total_steps >= 1, "None or at least 1"),
         ]
         if self.processes > 1:
             rules.append(("optimiser", self.optimiser == "adamw", "'adamw' where there are several processes"))
@@ -267,11 +266,8 @@ class SampleSettings:
         check_choice("rollout_weighting", self.rollout_weighting, RolloutWeighting)
         check_choice("credit", self.credit, Credit)
         check_failed_reward("failed", self.failed)
-        least_of = {"min_group_size": 2, "max_tokens": 2, "longest_answer": 1, "overlong_buffer": 1}
-        for name, least in (least_of | dict.fromkeys(("max_staleness", "temperature", "discount"), 0)).items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigurationError(f"{name} is {value!r}; it must be at least {least}.")
+        check_least(self, min_group_size=2, max_tokens=2, longest_answer=1, overlong_buffer=1)
+        check_least(self, max_staleness=0, temperature=0, discount=0)
         if self.overlong_buffer is not None and self.overlong_buffer > (self.longest_answer or 0):
             raise ConfigurationError(f"overlong_buffer is {self.overlong_buffer}; set a longest_answer that is longer.")
         weights = self.reward_weights
@@ -288,18 +284,14 @@ def check_choice(name: str, value: object, kind: object) -> None:
         raise ConfigurationError(f"{name} is {value!r}; it must be one of {options}.")
 
 
-def check_options(grpo: "GRPO", engine: EngineChoice) -> None:
+def check_options(grpo: "GRPO", engine: EngineChoice | None) -> None:
     """ConfigurationError for options with which there would be nothing to learn, no end, or no place for the model."""
     if grpo.group_size < 2:
         raise ConfigurationError(
             f"A group is compared with itself, so group_size must be at least 2, not {grpo.group_size}."
         )
-    least_of = {"tasks_per_step": 1, "steps": 1, "save_every": 1, "validation_tasks": 1}
-    least_of |= dict.fromkeys(("max_staleness", "validate_every", "temperature", "validation_temperature"), 0)
-    for name, least in least_of.items():
-        value = getattr(grpo, name)
-        if value is not None and not value >= least:
-            raise ConfigurationError(f"{name} is {value}; it must be at least {least}.")
+    check_least(grpo, tasks_per_step=1, steps=1, save_every=1, validation_tasks=1)
+    check_least(grpo, max_staleness=0, validate_every=0, temperature=0, validation_temperature=0)
     check_failed_reward("validation_failed", grpo.validation_failed)
     if grpo.sampling.credit == "turn" and grpo.learning.level == "sequence":
         raise ConfigurationError("credit='turn' needs level='token': a ratio of a sequence knows no turns.")

@@ -20,23 +20,22 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.prompts import poml
 from agentlightning.algorithm.prompts.apo_search import FAILED_CALLS, NOT_PAYABLE, Search, TaskBatches
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState, messages_adapter
-from agentlightning.algorithm.prompts.journal import RunJournal, resume_hint
+from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.model import OptimiserFailed, OptimiserModel
 from agentlightning.algorithm.prompts.poml import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
 from agentlightning.algorithm.prompts.results import (
     Candidate,
     Lineage,
-    OptimisationResult,
+    PromptOptimiser,
     RolloutResultForAPO,
     VersionedPromptTemplate,
 )
 from agentlightning.algorithm.prompts.templates import seed_prompts, unwrapped
-from agentlightning.algorithm.utils import batch_iter_over_dataset, gathered
+from agentlightning.algorithm.utils import batch_iter_over_dataset, check_least, gathered
 from agentlightning.emitter import find_final_reward
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode, RolloutStatus
@@ -62,7 +61,7 @@ _TaskT = TypeVar("_TaskT")
 
 @suggests_arguments
 @dataclass(eq=False, repr=False)
-class APO(Algorithm, Generic[_TaskT]):
+class APO(PromptOptimiser, Generic[_TaskT]):
     """Optimises the prompt templates among the initial resources; `APO[Task](client)` names the type of tasks.
 
     Args:
@@ -113,12 +112,8 @@ class APO(Algorithm, Generic[_TaskT]):
 
     def __post_init__(self, async_openai_client: "AsyncOpenAI | None") -> None:
         self.budget = self.budget or OptimisationBudget()  # type: ignore[truthy-bool] # as above
-        for name in ("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1; it is {getattr(self, name)}.")
+        check_least(self, gradient_batch_size=1, val_batch_size=1, beam_width=1, branch_factor=1, concurrency=1)
         self.budget.check_models(self.gradient_model, self.apply_edit_model)
-        self.result: OptimisationResult | None = None
-        """How the last run ended."""
         self._optimiser = OptimiserModel(async_openai_client)
         self._history_best_prompt: PromptTemplate | None = None
         self._history_best_score = -math.inf
@@ -160,12 +155,6 @@ class APO(Algorithm, Generic[_TaskT]):
             raise ConfigurationError("There is no best prompt yet; run APO first.")
         return self._history_best_prompt
 
-    def get_best_prompts(self) -> dict[str, PromptTemplate]:
-        """The best prompts of the last run by name, where there are several."""
-        if self.result is None:
-            raise ConfigurationError("There are no best prompts yet; run APO first.")
-        return dict(self.result.best)
-
     def lineage(self, version: str | None = None) -> list[Candidate]:
         """The candidates from the seed to this version, or to the best one."""
         chosen = version or self._history_best_version
@@ -177,9 +166,6 @@ class APO(Algorithm, Generic[_TaskT]):
     def candidates(self) -> Lineage:
         """All candidates of the last run."""
         return self._state.lineage
-
-    def resume_hint(self) -> str:
-        return resume_hint(self.state_file)
 
     # ------------------------------------------------------------------ critique and edit
 

@@ -17,7 +17,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agentlightning.algorithm.base import Algorithm, Tasks
+from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.comparison import PairedComparison
 from agentlightning.algorithm.intervals import estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
@@ -31,7 +31,7 @@ from agentlightning.algorithm.prompts.gepa_engine import (
     reflection_question,
     require_gepa,
 )
-from agentlightning.algorithm.prompts.journal import RunJournal, resume_hint
+from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.model import OptimiserModel, ReflectionModel
 from agentlightning.algorithm.prompts.reflection import PromptTexts, Proposer, digest_of
 from agentlightning.algorithm.prompts.results import (
@@ -39,12 +39,13 @@ from agentlightning.algorithm.prompts.results import (
     Challenge,
     Lineage,
     OptimisationResult,
+    PromptOptimiser,
     RunRecord,
     challenged,
     digest_of_tasks,
 )
 from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts
-from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
+from agentlightning.algorithm.utils import check_least, running_proxy, with_llm_proxy
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.types import LLM, NamedResources, PromptTemplate
@@ -70,7 +71,7 @@ _SETTINGS: Final = (
 
 @suggests_arguments
 @dataclass(eq=False, repr=False)
-class GEPA(Algorithm):
+class GEPA(PromptOptimiser):
     """Evolves the prompt templates among the initial resources.
 
     Agents find the trainer's LLM proxy under `main_llm`, unless the initial resources hold a model.
@@ -115,11 +116,7 @@ class GEPA(Algorithm):
     def __post_init__(self, model: "AsyncOpenAI | ReflectionModel | None") -> None:
         require_gepa()
         self.budget = self.budget or OptimisationBudget()  # type: ignore[truthy-bool] # as above
-        for name in ("iterations", "patience", "minibatch_size", "proposals"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1; it is {getattr(self, name)}.")
-        if self.front_size is not None and self.front_size < 1:
-            raise ConfigurationError(f"front_size must be at least 1, or None; it is {self.front_size}.")
+        check_least(self, iterations=1, patience=1, minibatch_size=1, proposals=1, front_size=1)
         PairedComparison(self.alpha or 0.5, reward_range=self.reward_range)  # tells what is wrong with them
         if model is not None and not (hasattr(model, "chat") or callable(model)):
             raise ConfigurationError(
@@ -128,8 +125,6 @@ class GEPA(Algorithm):
         self._check_money(model)
         self.optimiser = OptimiserModel(model, algorithm="GEPA")
         """Calls the model, and counts the calls."""
-        self.result: OptimisationResult | None = None
-        """How the last run ended."""
         self._lineage = Lineage()
 
     def _check_money(self, model: object) -> None:
@@ -147,26 +142,18 @@ class GEPA(Algorithm):
         """The reflecting model's answer."""
         return await self.optimiser.ask(self.reflection_model, [{"role": "user", "content": text}], self.temperature)
 
-    def get_best_prompts(self) -> dict[str, PromptTemplate]:
-        """The best prompts of the last run by name; ValueError if there was none."""
-        return dict(self._finished().best)
-
     @property
     def candidates(self) -> Lineage:
         """All candidates of the last run."""
         return self._lineage
 
-    def resume_hint(self) -> str:
-        return resume_hint(self.state_file)
-
     def lineage(self, version: str | None = None) -> list[Candidate]:
         """The candidates from the seed to this version, or to the best one."""
-        return self._lineage.ancestry(version or self._finished().best_version)
-
-    def _finished(self) -> OptimisationResult:
-        if self.result is None:
-            raise ConfigurationError("There are no best prompts yet; run GEPA first.")
-        return self.result
+        if version is None:
+            if self.result is None:
+                raise ConfigurationError("There are no candidates yet; run GEPA first.")
+            version = self.result.best_version
+        return self._lineage.ancestry(version)
 
     async def run(self, train_dataset: Tasks | None = None, val_dataset: Tasks | None = None) -> None:
         """Evolve the prompts, and publish the best ones."""

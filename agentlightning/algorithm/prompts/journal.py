@@ -110,16 +110,6 @@ class RunJournal:
             os.fsync(file.fileno())
 
 
-def resume_hint(state_file: str | Path | None) -> str:
-    """How to go on after a run was stopped."""
-    way = (
-        "begins anew; with state_file='…' it keeps what it finds"
-        if state_file is None
-        else f"goes on from '{state_file}'"
-    )
-    return f"Stopped; the same script {way}."
-
-
 def _not_a_state(path: Path, algorithm: str) -> ConfigurationError:
     return ConfigurationError(f"'{path}' is not the state of a run of {algorithm}; name another state_file.")
 

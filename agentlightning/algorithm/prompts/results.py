@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from agentlightning.algorithm.base import Tasks
+from agentlightning.algorithm.base import Algorithm, Tasks
 from agentlightning.algorithm.comparison import PairedComparison, Verdict
 from agentlightning.algorithm.intervals import Estimate, summary_of
 from agentlightning.errors import ConfigurationError
@@ -207,6 +207,25 @@ class OptimisationResult:
         if not is_same or not isinstance(score, (int, float)):
             return False
         return not self.is_improved or self.best_score is None or self.best_score <= score
+
+
+class PromptOptimiser(Algorithm):
+    """An algorithm whose result is prompts, and whose run goes on from a file."""
+
+    result: OptimisationResult | None = None
+    """How the last run ended."""
+    state_file: str | Path | None = None
+
+    def get_best_prompts(self) -> dict[str, PromptTemplate]:
+        """The best prompts of the last run by name; ValueError if there was none."""
+        if self.result is None:
+            raise ConfigurationError(f"There are no best prompts yet; run {type(self).__name__} first.")
+        return dict(self.result.best)
+
+    def resume_hint(self) -> str:
+        if self.state_file is not None:
+            return f"Stopped; the same script goes on from '{self.state_file}'."
+        return "Stopped; the same script begins anew; with state_file='…' it keeps what it finds."
 
 
 def digest_of_tasks(tasks: Tasks) -> str:

@@ -16,6 +16,7 @@ import orjson
 from agentlightning.adapter.sequences import TokenSequence
 from agentlightning.algorithm.batches import Sent, TrainingUse
 from agentlightning.algorithm.grpo.samples import RolloutOutcome, Sample
+from agentlightning.algorithm.utils import check_least
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode
@@ -35,10 +36,7 @@ class FittingSettings:
     """Of the order of examples; None takes that of the algorithm."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}; it must be at least 1.")
+        check_least(self, epochs=1, batch_size=1, patience=1)
 
     def planned(self, seed: int) -> "FittingSettings":
         """The same with the seed of the whole training, where none is set."""

@@ -59,10 +59,6 @@ class Fitting:
         patience = self.settings.patience
         return self.epoch >= self.settings.epochs or (patience is not None and self._stale_epochs >= patience)
 
-    def start(self) -> dict[str, float]:
-        """Judge the model as it is; the metrics."""
-        return self._judge()
-
     def resume(self, latest: Checkpoint, best: Checkpoint | None) -> None:
         """Go on after an epoch that was saved; the model has the weights with which the run began."""
         began = self._trained()
@@ -87,7 +83,7 @@ class Fitting:
             tokens += figures["learner/tokens"]
         self.epoch += 1
         metrics = {"sft/loss": loss / tokens, "sft/tokens": tokens, "sft/epoch": float(self.epoch)}
-        metrics |= {"sft/grad_norm": figures["learner/grad_norm"]} | self._judge()
+        metrics |= {"sft/grad_norm": figures["learner/grad_norm"]} | self.judge()
         logger.info("Epoch %d: %s", self.epoch, ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         return metrics
 
@@ -105,7 +101,8 @@ class Fitting:
             for name, weight in self.learner.model.trainable().items():
                 weight.copy_(trained[name])
 
-    def _judge(self) -> dict[str, float]:
+    def judge(self) -> dict[str, float]:
+        """Take the held-out loss of the model as it is, and keep its weights if that is the lowest; the metrics."""
         is_best = False
         metrics: dict[str, float] = {}
         if self.examples.held_out:

@@ -236,7 +236,7 @@ class SFT(Algorithm):
             progress={"rollout_ids": self.examples.rollout_ids},
         )
         if latest is None or checkpoints is None:
-            await report_metrics(self, 0, self.examples.metrics() | await _in_thread(fitting.start))
+            await report_metrics(self, 0, self.examples.metrics() | await _in_thread(fitting.judge))
         else:
             await _in_thread(lambda: fitting.resume(latest, checkpoints.best()))
         stopped = threading.Event()  # ends an epoch after the batch it is at

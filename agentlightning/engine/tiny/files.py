@@ -130,7 +130,12 @@ def _from_starcoder2(tensors: Mapping[str, Tensor], shape: TinyShape) -> dict[st
 
 def _described_files(shape: TinyShape) -> dict[str, str]:
     """What a Hugging Face folder has beside the weights, by the names of the files."""
-    special = [_added_token(token) for token in range(END + 1)]
+    options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    # Those of tool calls stay visible where special tokens are skipped, so that a call can be told from text.
+    special = [
+        {"id": token, "content": text_of([token]), **options, "special": token not in (CALL, NAMED)}
+        for token in range(END + 1)
+    ]
     tokenizer: JsonObject = {
         "version": "1.0",
         "truncation": None,
@@ -190,12 +195,6 @@ def _config(shape: TinyShape) -> JsonObject:
         "pad_token_id": PAD,
         "dtype": "float32",
     }
-
-
-def _added_token(token: int) -> JsonObject:
-    """Those of tool calls stay visible where special tokens are skipped, so that a call can be told from text."""
-    options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token, "content": text_of([token]), **options, "special": token not in (CALL, NAMED)}
 
 
 def _names(shape: TinyShape) -> dict[str, str]:

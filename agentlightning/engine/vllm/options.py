@@ -216,10 +216,8 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         shown = dict(scope.get("headers", ())).get(b"authorization", b"")
-        is_open = scope["type"] == "lifespan" or scope["path"] in (
-            "/health",
-            "/ping",
-        )  # these say no more than whether the server lives
+        # These two paths say no more than whether the server lives.
+        is_open = scope["type"] == "lifespan" or scope["path"] in ("/health", "/ping")
         if is_open or secrets.compare_digest(shown, self._expected):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":

@@ -40,7 +40,7 @@ def fitting(
 
 
 def run(one: Fitting) -> list[dict[str, float]]:
-    found = [one.start()]
+    found = [one.judge()]
     while not one.is_over:
         found.append(one.run_epoch())
     one.finish()

@@ -63,7 +63,8 @@ class AdamW:
         """Go on where another left off; TrainingError, and nothing changed, if it had other weights or moments."""
         moments = state.get("state1" if self._in_8_bits else "mean", {})
         for name in state["steps"]:
-            if name not in self.weights or name not in moments or moments[name].shape != self.weights[name].shape:
+            is_known = name in self.weights and name in moments and moments[name].shape == self.weights[name].shape
+            if not is_known or (moments[name].dtype == torch.uint8 and not self._in_8_bits):
                 raise TrainingError(
                     f"The state of the optimiser is of other weights, such as '{name}', or of another optimiser."
                 )

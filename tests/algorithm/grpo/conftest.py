@@ -24,7 +24,7 @@ def running_engine() -> "Iterator[SharedEngine]":
 
 @pytest.fixture
 def engine(running_engine: "SharedEngine", monkeypatch: pytest.MonkeyPatch) -> "SharedEngine":
-    monkeypatch.setattr("agentlightning.engine.embedded.EngineServer", running_engine)
+    monkeypatch.setattr("agentlightning.algorithm.grpo.policy.EngineServer", running_engine)
     return running_engine
 
 

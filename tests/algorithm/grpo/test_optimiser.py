@@ -81,6 +81,15 @@ def test_the_state_of_other_weights_is_refused(other: dict[str, tuple[int, ...]]
     assert stranger.state()["steps"] == {}
 
 
+def test_a_state_with_codes_of_8_bits_as_earlier_releases_wrote_it_is_refused() -> None:
+    codes, scales = torch.zeros((4, 256), dtype=torch.uint8), torch.zeros((4, 1))
+    groups = {"mean": codes, "square": codes, "mean_scales": scales, "square_scales": scales}
+    state = {"steps": {"wide": 3}, **{group: {"wide": moment} for group, moment in groups.items()}}
+
+    with pytest.raises(TrainingError, match="another optimiser"):
+        an_optimiser({"wide": Parameter(torch.zeros(4, 256))}).load_state(state)
+
+
 # ---------------------------------------------------------------------- moments in 8 bits
 
 

@@ -19,6 +19,7 @@ from statistics import NormalDist, fmean, pstdev, stdev
 from typing import Literal, get_args
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.types.rewards import LARGEST_REWARD
 from agentlightning.utils.json_values import JsonObject
 
 FailedChoice = Literal["worst", "skip"]

@@ -4,6 +4,7 @@
 """
 
 import logging
+import math
 import os
 import sys
 from collections import Counter
@@ -129,6 +130,11 @@ def _one_line(value: object) -> str:
     return " ".join(printable(text).split())
 
 
+def finite_rewards(rows: Sequence[TableRow]) -> list[float]:
+    """The rewards that have a mean."""
+    return [row.reward for row in rows if row.reward is not None and math.isfinite(row.reward)]
+
+
 def print_table(rows: Sequence[TableRow], output: TextIO) -> None:
     """Write a line for each rollout, cut to the width of the terminal, and one that sums them up.
 
@@ -158,7 +164,7 @@ def print_table(rows: Sequence[TableRow], output: TextIO) -> None:
         )
     terminal.print(table)
     failures = [row.failure for row in rows if row.failure is not None]
-    rewards = [row.reward for row in rows if row.reward is not None]
+    rewards = finite_rewards(rows)
     mean = f"mean reward {fmean(rewards):.2f}" if rewards else "no reward"
     mean += f" of {len(rewards)}" if 0 < len(rewards) < len(rows) else ""
     terminal.print(Text(f"{len(rows)} rollout{'s' if len(rows) > 1 else ''}, {mean}, {len(failures)} failed"))
@@ -223,7 +229,7 @@ class DevRun:
 
     def summary(self) -> dict[str, Any]:
         """How it went, for its run in the store."""
-        rewards = [row.reward for row in self.rows if row.reward is not None]
+        rewards = finite_rewards(self.rows)
         counts = dict(Counter(row.status for row in self.rows))
         return {"rollouts": counts, "reward_mean": fmean(rewards) if rewards else None} if self.rows else {}
 

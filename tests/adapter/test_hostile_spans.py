@@ -1,6 +1,7 @@
 """Whatever an attempt writes, readers of its spans do not raise: adapters, rewards, events, messages, views."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from agentlightning.adapter import (
     auto_adapter,
     detect_framework,
 )
-from agentlightning.algorithm.batches import FinishedRollout
+from agentlightning.algorithm.batches import FinishedRollout, score_of
 from agentlightning.algorithm.grpo.outcomes import outcomes_of, reward_means, weighted_rewards
 from agentlightning.algorithm.grpo.samples import batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
@@ -33,6 +34,7 @@ from agentlightning.types.rewards import final_reward_of, named_rewards_of
 from agentlightning.verdict.evidence import read_rollout
 from tests.adapter.spans import CHAT, reward, span
 
+TOKENS = {"prompt_token_ids": [1, 2], "response_token_ids": [3]}
 DEEP = 100_000
 MANY = "9" * 5000
 NAMES = (
@@ -162,6 +164,31 @@ async def test_no_algorithm_raises(spans: list[Span]) -> None:
     names = list(named_rewards_of(spans))
     weighted_rewards(finished, dict.fromkeys(names, 1.0))
     reward_means(finished, names)
+
+
+@pytest.mark.parametrize("value", [1.7e308, math.inf], ids=["huge", "infinite"])
+async def test_rewards_that_cannot_be_added_up_end_nothing(value: float) -> None:
+    """One rollout with two of them beside its calls, and others whose own reward they are."""
+    calls = [
+        span(f"c{at}", start=at, end=at + 0.5, attributes={**TOKENS, "gen_ai.response.id": f"r{at}"}) for at in (0, 2)
+    ]
+    beside = [*calls, *(reward(f"b{at}", None, sign * value, at=at + 1.0) for at, sign in ((0, -1), (1, 1), (2, 1)))]
+    traces = [
+        [*beside, reward("e", None, 0.5, at=9.0)],
+        *([*calls, reward("e", None, own, at=9.0)] for own in (value, -value, 1.0)),
+    ]
+    rollouts = [Rollout(rollout_id=f"ro-{n}", input=1, start_time=0.0, status="succeeded") for n in range(len(traces))]
+    finished = [
+        FinishedRollout(one, "group", spans, final_reward_of(spans))
+        for one, spans in zip(rollouts, traces, strict=True)
+    ]
+
+    for credit in ("rollout", "turn"):
+        batch = batch_of(await outcomes_of(finished, TraceToTrajectory()), SampleSettings(credit=credit))
+        assert batch.report.metrics()["skipped/bad_reward"] == 2
+    events = [one for spans in traces for one in events_of_spans(spans)]
+    assert [one.rewards.mean for one in by_agent(events).values()]
+    assert [score_of(finished).failed, score_of(finished).reward.mean] == [2, 0.375]
 
 
 @given(spans=traces())

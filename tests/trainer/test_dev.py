@@ -137,6 +137,20 @@ def test_sft_offers_its_model_before_training() -> None:
     assert resources["main_llm"].sampling_parameters == {"temperature": 1.0}
 
 
+def test_the_table_leaves_rewards_that_are_not_finite_out_of_its_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = ["Infinity", "-Infinity", "NaN", "1.7e308", "1.7e308", "0.5"]
+
+    @rollout
+    def agent(task: str) -> None:
+        emit_annotation({"agentops.task.output": f'{{"type": "reward", "value": {task}}}'})
+
+    trainer = a_trainer(algorithm=None, progress="auto", tracer=OtelTracer(instrument=False))
+    trainer.dev(agent, outputs)
+
+    assert "6 rollouts, mean reward 0.50 of 1, 0 failed" in capsys.readouterr().out
+    assert runs_of(trainer.store)[0].summary["reward_mean"] == 0.5
+
+
 def test_dev_may_be_followed_by_a_fit() -> None:
     trainer = a_trainer()
 

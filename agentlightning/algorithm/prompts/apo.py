@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentlightning.adapter import TraceToMessages
+from agentlightning.algorithm.intervals import is_finite
 from agentlightning.algorithm.prompts import poml
 from agentlightning.algorithm.prompts.apo_search import FAILED_CALLS, NOT_PAYABLE, Search, TaskBatches
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
@@ -243,6 +244,7 @@ class APO(PromptOptimiser, Generic[_TaskT]):
                 logger.warning("%sRollout %s shows no messages: %s", prefix or "", rollout.rollout_id, unreadable)
                 self._state.counts["traces that could not be read"] += 1
             dumped, reward = [span.model_dump() for span in spans], find_final_reward(spans)
+            reward = reward if is_finite(reward or 0.0) else None
             results.append({"status": rollout.status, "final_reward": reward, "spans": dumped, "messages": messages})
         return results
 

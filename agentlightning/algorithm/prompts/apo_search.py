@@ -339,7 +339,10 @@ class Search:
         found = self._apo._rewards.get(f"{prefix}val {prompt.version}", [])
         nothing = min(max(0.0, low), high)
         for number, reward in zip(numbers, found, strict=False):
-            self._rewards[prompt.version][number] = nothing if reward is None else reward
+            score = nothing if reward is None else reward
+            self._rewards[prompt.version][number] = (
+                score if self._apo.alpha is None else self.evaluator.bounded(score, (low, high))
+            )
         return evaluated
 
     # ------------------------------------------------------------------ the account

@@ -18,7 +18,7 @@ from agentlightning.algorithm.batches import Batches, first_traceback
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, OptimisationBudget
 from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.results import Lineage, RunRecord, logger_of
-from agentlightning.errors import TrainingError
+from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutConfig, RolloutMode
 
@@ -64,6 +64,8 @@ class Evaluator:
     has_succeeded: bool = False
     """Whether any rollout has; a run in which none does is given up."""
     _failed_batches: int = 0
+    _rewards: Counter[bool] = field(default_factory=Counter)
+    """How many lay within their range, and how many did not."""
 
     def __post_init__(self) -> None:
         self._batches = Batches(self.store)  # one for all, which numbers the groups
@@ -125,8 +127,27 @@ class Evaluator:
             usable.append(name)
         return usable
 
+    def bounded(self, reward: float, reward_range: tuple[float, float]) -> float:
+        """A reward within its range: of one that lies outside, as an agent may write it, the nearer bound."""
+        low, high = reward_range
+        is_within = low <= reward <= high
+        self._rewards[is_within] += 1
+        if not is_within:
+            self.state.counts["rewards outside of their range"] += 1
+            if self._rewards[False] == 1:
+                logger.warning("A reward of %g lies outside %g to %g, and counts as the nearer one.", reward, low, high)
+        return min(max(reward, low), high)
+
     async def check(self, finished: Sequence[Rollout]) -> None:
-        """TrainingError if nothing works: then more rollouts would only cost."""
+        """TrainingError if nothing works: then more rollouts would only cost.
+
+        ConfigurationError if most rewards lie outside of their range, so that it is wrong.
+        """
+        if self._rewards[False] > self._rewards[True]:
+            raise ConfigurationError(
+                f"{self._rewards[False]} of {self._rewards.total()} rewards lie outside of the range for which the "
+                "comparison holds; set reward_range."
+            )
         is_success = any(rollout.status == "succeeded" for rollout in finished)
         self._failed_batches = 0 if is_success else self._failed_batches + 1
         self.has_succeeded = self.has_succeeded or is_success

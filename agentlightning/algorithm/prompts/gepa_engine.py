@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.batches import first_traceback
-from agentlightning.algorithm.intervals import estimate
+from agentlightning.algorithm.intervals import estimate, is_finite
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Hold
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
 from agentlightning.algorithm.prompts.model import OptimiserFailed
@@ -266,13 +266,11 @@ class CandidateEvaluator:
             traces.append([span.attributes for span in paid])
         succeeded = rollout is not None and rollout.status == "succeeded"
         reward = final_reward_of(spans) if succeeded else None
+        if reward is not None:
+            reward = self._evaluator.bounded(reward, self.reward_range) if is_finite(reward) else None
         self._has_reward = self._has_reward or reward is not None
         low, high = self.reward_range
-        if reward is not None and not low <= reward <= high:
-            raise ConfigurationError(
-                f"A reward of {reward} lies outside {low} to {high}, for which the comparison holds; set reward_range."
-            )
-        score = low if reward is None else float(reward)
+        score = low if reward is None else reward
         if one.mode != "train":
             return Outcome(score)
         error = None

@@ -138,6 +138,16 @@ async def test_rollout_without_a_reward_counts_as_the_least_there_can_be() -> No
     assert apo.result.seed_score == 1.0
 
 
+@pytest.mark.parametrize("forged", [5.0, -5.0, 1e300])
+async def test_a_reward_that_one_agent_forged_does_not_end_the_run(forged: float) -> None:
+    judge = lambda prompts, task: share_of_words(prompts, task) if task else forged  # noqa: E731
+
+    apo = await optimised(Optimiser(), judge=judge)
+
+    assert apo.result.is_improved
+    assert 0.0 <= (apo.result.seed_score or 0.0) < (apo.result.best_score or 0.0) <= 1.0
+
+
 async def test_records_reach_a_handler_of_the_public_path_once(caplog: pytest.LogCaptureFixture) -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()

@@ -146,8 +146,18 @@ async def test_failed_rollouts_are_shown_to_the_model_with_their_error() -> None
 
 
 async def test_rewards_outside_their_range_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"A reward of 5.0 lies outside"):
+    with pytest.raises(ConfigurationError, match=r"30 of 30 rewards lie outside .* set reward_range"):
         await evolved(Writer(), judge=lambda prompts, task: 5.0)
+
+
+@pytest.mark.parametrize("forged", [5.0, -5.0, 1e300])
+async def test_a_reward_that_one_agent_forged_does_not_end_the_run(forged: float) -> None:
+    gepa = await evolved(
+        Writer(), judge=lambda prompts, task: share_of_words(prompts, task) if task else forged, iterations=2
+    )
+
+    assert gepa.result is not None
+    assert 0.0 <= (gepa.result.best_score or 0.0) <= 1.0
 
 
 # ---------------------------------------------------------------------- the package

@@ -66,6 +66,7 @@ LOADS = [
     Load("500 subscribers that do not read", "16", "store", loads.deaf_subscribers),
     Load("200 queries of 20 MB that nobody reads", "1", "store", loads.unread_answers),
     Load("pages of 24 MB read at 16 kB/s", "3", "store", loads.slow_reader),
+    Load("40 records of 7 MB that nobody reads", "1", "store", loads.unread_records),
     Load("50,000 waits on a connection", "16", "store", loads.waiting_calls),
     Load("1,000 long polls", "16", "store", loads.long_polls),
     Load("6,000 ids of 8 kB", "16", "store", loads.long_ids),

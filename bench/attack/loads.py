@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import aiohttp
+import psutil
 from servers import Server, Site, signed
 
 from agentlightning.types import Span
@@ -268,6 +269,29 @@ async def slow_reader(site: Site) -> str | None:
     finally:
         for task in readers:
             task.cancel()
+
+
+async def unread_records(site: Site) -> str | None:
+    """Forty connections, one after the other, that ask for a rollout of 7 MB and read nothing of it."""
+    body = {"rollouts": [{"rollout_id": "long", "input": "x" * 7 * MEGABYTE}]}
+    status, _, text = await answer_of(site.target, "POST", ENQUEUE, json=body)
+    if status not in (200, 201):
+        return f"answered {status}: {text[:100]}"
+    head = f"GET /v1/agl/rollouts/long HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {signed('reader')}\r\n\r\n"
+    writers: list[asyncio.StreamWriter] = []
+    for _ in range(40):
+        _, writer = await asyncio.open_connection("127.0.0.1", site.target.port, limit=4096)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.write(head.encode())
+        writers.append(writer)
+        await asyncio.sleep(0.2)
+    complaint = await small_queries(site.target, 10)
+    ports = {writer.get_extra_info("sockname")[1] for writer in writers}
+    held = psutil.Process(site.target.process.pid).net_connections()
+    n_open = sum(bool(one.raddr) and one.raddr.port in ports and one.status == "ESTABLISHED" for one in held)
+    for writer in writers:
+        writer.transport.abort()
+    return complaint or (f"{n_open} of them are kept" if n_open else None)
 
 
 async def waiting_calls(site: Site) -> str | None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from agentlightning.asgi.answers import kind_of
+from agentlightning.asgi.bodies import SMALL_BYTES
 from agentlightning.asgi.protocol import Outbox
 from agentlightning.asgi.request import Disconnected, Message, Receive, Request, Send
 from agentlightning.asgi.response import LargeResponse, Response, with_nosniff
@@ -80,6 +81,9 @@ class StoreRoutes:
                     )
                 elif response is not None:
                     await response.send(watched_send, accept_encoding=encoding)
+                del response  # its body has been written, and need not be kept twice
+                if outbox.unsent_bytes() > SMALL_BYTES:
+                    await self._service.answers.until_read(outbox.unsent_bytes)
         except Disconnected:
             await outbox.abort()
         finally:

@@ -332,15 +332,21 @@ async def test_caller_that_leaves_with_answers_unread_leaves_nothing_behind(serv
         await eventually(lambda: server.app.service.live_connections == 0)
 
 
+@pytest.mark.parametrize("is_of_a_page", [True, False], ids=["page", "record"])
 async def test_item_that_is_long_and_not_read_is_given_up_over_http_too(
-    serve: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_of_a_page: bool,
+    serve: Any,
+    eventually: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = await serve()
     service = server.app.service
-    await server.enqueue_rollout("x" * 20_000_000)
+    rollout_id = (await server.enqueue_rollout("x" * 20_000_000)).rollout_id
+    path = "/v1/agl/rollouts" if is_of_a_page else f"/v1/agl/rollouts/{rollout_id}"
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
 
-    writer.write(b"GET /v1/agl/rollouts HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     await eventually(lambda: service.answers.unsent_bytes > 10_000_000)
     monkeypatch.setattr(asgi_answers, "GRACE_SECONDS", 0.01)
     await eventually(lambda: service.answers.unsent_bytes == 0)

@@ -297,6 +297,8 @@ class AlgorithmRole:
             "n_val": None if self.val_dataset is None else len(self.val_dataset),
         }
         config = run_config(parts, counts, await asyncio.to_thread(git_revision))
+        if getattr(strategy, "role", "both") == "both":
+            await _warn_of_others(store)
         return await store.start_run(
             trainer.name, config=config, metadata={RUN_REPORTS: {"interval_seconds": REPORT_SECONDS}}
         )
@@ -306,6 +308,19 @@ class AlgorithmRole:
         with log_failures(logger, "The algorithm could not sum up its run."):
             return {} if self.algorithm is None else dict(self.algorithm.run_summary())
         return {}
+
+
+async def _warn_of_others(store: LightningStore) -> None:
+    """Say that another training is under way in the store: runners take what is next in its queue, of whichever."""
+    with log_failures(logger, "Whether others train in this store could not be read", level=logging.WARNING):
+        for run in await store.query_runs(status_in=["running"]):
+            reported = run.metadata.get(RUN_REPORTS, {}).get("last_time", run.start_time)
+            if RUN_REPORTS in run.metadata and time.time() - reported < 2 * REPORT_SECONDS:
+                logger.warning(
+                    "Run '%s' was under way in this store %.0f s ago. If it is still, its runners take rollouts of "
+                    "this training, and the other way round; give each training a store of its own.",
+                    *(run.run_id, max(0.0, time.time() - reported)),
+                )
 
 
 @contextmanager

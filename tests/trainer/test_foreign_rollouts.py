@@ -97,6 +97,20 @@ def test_rollouts_that_name_no_run_are_those_of_a_training_that_names_none() -> 
     assert runs_of(store)[0].summary["rollouts"] == {"succeeded": 2}
 
 
+@pytest.mark.parametrize("status", ["running", "succeeded"])
+def test_another_training_that_is_under_way_in_the_store_is_named(
+    status: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, reports = InMemoryLightningStore(), {"reports": {"interval_seconds": 30.0}}
+    other = asyncio.run(store.start_run("theirs", metadata=reports))
+    if status != "running":
+        asyncio.run(store.finish_run(other.run_id, status))
+
+    a_trainer(store=store).fit(failing_theirs, [1])
+
+    assert (f"Run '{other.run_id}' was under way in this store" in caplog.text) == (status == "running")
+
+
 async def test_a_queue_of_somebody_else_does_not_hold_up_the_baseline() -> None:
     store, baseline = InMemoryLightningStore(), Baseline(max_queue_length=0, polling_interval=0.1)
     await store.enqueue_rollout("theirs")

@@ -7,7 +7,6 @@ a number is the writer's mistake: it is logged and is no reward.
 """
 
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
@@ -29,8 +28,7 @@ _PRIMARY_VALUE = f"{_PREFIX}.0.{RewardAttributes.REWARD_VALUE.value}"
 _OPERATION_NAME = LightningSpanAttributes.OPERATION_NAME.value
 _PLAIN_VALUE = "reward"
 _PRIMARY_NAME = "primary"
-LARGEST_REWARD: Final = 1e100
-"""Rewards beyond this cannot be squared and summed; they are read as infinite."""
+LARGEST_REWARD: Final = 1e100  # those beyond cannot be squared and summed, and are read as infinite
 
 
 class Described(Protocol):
@@ -73,8 +71,7 @@ def reward_value_of(span: Described) -> float | None:
 def number_or_none(value: object, span: Described) -> float | None:
     """A reward as a number, infinite beyond `LARGEST_REWARD`; what is no number is logged and counts as None."""
     if value is None or isinstance(value, (int, float)):
-        number = None if value is None else as_float(value)
-        return number if number is None or not abs(number) > LARGEST_REWARD else math.copysign(math.inf, number)
+        return None if value is None else as_float(value, LARGEST_REWARD)
     logger.error("reward of span %r is %.80r, which is not a number, and is left out", span.name, value)
     return None
 

@@ -6,6 +6,7 @@ Whoever writes a span decides what stands in it, so what is read from one is bou
 import ast
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -60,9 +61,8 @@ def parsed(value: object, *, literals: bool = True, is_kept: bool = True) -> obj
     return value
 
 
-def as_float(number: float) -> float:
-    """A number as a float; an integer that is too large for one is infinite."""
-    try:
-        return float(number)
-    except OverflowError:
+def as_float(number: float, most: float = sys.float_info.max) -> float:
+    """A number as a float; one beyond `most`, as an integer may be, is infinite."""
+    if abs(number) > most:
         return math.inf if number > 0 else -math.inf
+    return float(number)

@@ -61,7 +61,7 @@ def summary_of(found: Estimate | None) -> JsonObject | None:
 
 def is_finite(reward: float) -> bool:
     """Whether a reward can be compared with others."""
-    return abs(reward) <= 1e100  # which NaN is not
+    return abs(reward) <= LARGEST_REWARD  # which NaN is not
 
 
 def check_failed_reward(name: str, value: object) -> None:

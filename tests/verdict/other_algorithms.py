@@ -178,13 +178,26 @@ class Dead:
 
 
 def searched(
-    client: Any, agent: agl.LitAgent[int] | None = None, *, val: int = 60, offset: int = 0, **options: Any
+    client: Any,
+    agent: agl.LitAgent[int] | None = None,
+    *,
+    val: int = 60,
+    offset: int = 0,
+    state_file: Path | None = None,
+    **options: Any,
 ) -> agl.LightningStore:
     """The prompt of the small world, searched by APO."""
     tasks, held_out = [number + offset for number in range(40)], [number + offset for number in range(val)]
     options["initial_resources"] = {"prompt": SEED}
     with patch.object(apo_module.poml, "poml", rendered):
-        return fitted(APO(client, **BEAM), agent or Words(), tasks, held_out, **options)
+        return fitted(APO(client, **BEAM, state_file=state_file), agent or Words(), tasks, held_out, **options)
+
+
+def resumed() -> agl.LightningStore:
+    """APO that is stopped, and then goes on in the same store."""
+    state = Path(tempfile.mkdtemp(prefix="agl-verdicts-"), "state")
+    store = searched(Optimiser(), Slow(), state_file=state, stop_after=150)
+    return searched(Optimiser(), state_file=state, store=store)
 
 
 def evolved(
@@ -322,6 +335,7 @@ HEALTHY: Final[Mapping[str, Made]] = {
         lambda: searched(Optimiser(), Slow(), stop_after=150),
         outcomes=("gained", "unknown", "no gain"),
     ),
+    "APO, stopped and resumed": Made(None, resumed),
     "APO, stopped at once": Made(
         None, lambda: searched(Optimiser(), Slow(), stop_after=10), outcomes=("unknown",), words=("of 0 candidates",)
     ),

@@ -9,6 +9,7 @@ import pytest
 
 from agentlightning.algorithm.batches import Batches
 from agentlightning.verdict import FINDINGS, Verdict, verdict_of_rollout, verdict_of_run
+from agentlightning.verdict.evidence import NEWEST_RUNS
 from agentlightning.verdict.verdict import Outcome
 from tests.verdict.recorded import Recorded, learned
 
@@ -457,6 +458,8 @@ async def test_an_optimisation_of_prompts_says_how_the_best_candidate_did(
     await run.group([0.0, 1.0, 0.0, 1.0], ids=False)  # whose tokens nobody wants
     own = await run.store.start_run("apo", metadata={"trainer_run_id": run.run_id})
     own = await run.store.finish_run(own.run_id, "succeeded", summary={**SEED, **summary})
+    for _ in range(NEWEST_RUNS):
+        await run.store.start_run("fit")  # later trainings in the same store
 
     both = [await verdict_of_run(run.store, one) for one in (own, await run.end())]
 

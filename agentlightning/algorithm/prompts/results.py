@@ -279,9 +279,10 @@ class RunRecord:
                 await self.store.add_metrics(run_id, step, finite)
 
     async def write(self, status: RunStatus, summary: JsonObject) -> None:
-        """Write down how things stand."""
+        """Write down how things stand, and for which run of a trainer: one that goes on has another than at first."""
         if self.run_id is not None:
-            await self.store.finish_run(self.run_id, status, summary=summary)
+            of_trainer = {"trainer_run_id": self.trainer_run_id} if self.trainer_run_id is not None else {}
+            await self.store.finish_run(self.run_id, status, summary={**summary, **of_trainer})
 
 
 Fate = Literal["seed", "proposed", "rejected", "dropped", "kept", "refused", "promoted"]

@@ -16,6 +16,7 @@ from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.call_record import CALL_SPAN
 from agentlightning.types.rewards import named_rewards_of
+from agentlightning.utils.spelling import suggests_arguments
 
 __all__ = ["Alarm", "Sentinel", "alarms_of"]
 
@@ -49,6 +50,7 @@ class Alarm:
         return "\n".join(lines)
 
 
+@suggests_arguments
 @dataclass
 class Sentinel:
     """Watches a training.

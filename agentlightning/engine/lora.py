@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["AdapterWeights", "LoraOptions"]
 
 
+@suggests_arguments
 @dataclass(frozen=True)
 class LoraOptions:
     """Adapters of low rank beside the weights of a Hugging Face model, as the package peft makes them."""

@@ -1,6 +1,7 @@
 """What a newcomer gets wrong at first, and the sentence that says what to do instead."""
 
 import os
+import pkgutil
 import shutil
 import sys
 from pathlib import Path
@@ -57,6 +58,27 @@ def test_a_misspelt_argument_is_answered_with_the_one_that_was_meant(
         pytest.importorskip("torch")
     with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected .*; did you mean '{meant}'\?"):
         getattr(agl, name)(**options)
+
+
+@pytest.mark.parametrize(
+    ("path", "argument", "meant"),
+    [
+        ("agentlightning.algorithm.grpo:SampleSettings", "skip_truncate", "skip_truncated"),
+        ("agentlightning.algorithm.grpo:LearnerSettings", "learning_rat", "learning_rate"),
+        ("agentlightning.algorithm.sft:Acceptance", "min_rewards", "min_reward"),
+        ("agentlightning.algorithm.sft:FittingSettings", "epoch", "epochs"),
+        ("agentlightning.algorithm.sentinel:Sentinel", "rewards", "reward"),
+        ("agentlightning.engine.lora:LoraOptions", "rnk", "rank"),
+        ("agentlightning.engine.vllm:VllmOptions", "gpu_memory_utilisation", "gpu_memory_utilization"),
+    ],
+    ids=lambda value: value.rpartition(":")[2],
+)
+def test_so_is_one_of_the_settings_within(path: str, argument: str, meant: str) -> None:
+    pytest.importorskip("torch")
+    settings = pkgutil.resolve_name(path)
+
+    with pytest.raises(TypeError, match=f"'{argument}'; did you mean '{meant}'"):
+        settings(**{argument: 1})
 
 
 def test_an_argument_like_no_other_is_answered_with_all_of_them() -> None:

@@ -21,8 +21,10 @@ from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode
 from agentlightning.utils.json_values import JsonMapping
+from agentlightning.utils.spelling import suggests_arguments
 
 
+@suggests_arguments
 @dataclass(frozen=True, kw_only=True)
 class FittingSettings:
     """How often and in which portions examples are gone through."""
@@ -114,6 +116,7 @@ class Rejected(str, Enum):
     """A sequence with tokens that the model does not know: another model's."""
 
 
+@suggests_arguments
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
     """Rejection sampling: which rollouts are good enough to be imitated."""

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.child_process import python_path
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
     from agentlightning.engine.base import Engine, EngineRequest
@@ -34,6 +35,7 @@ _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _REFUSAL: Final = b'{"error": {"message": "The key is missing or wrong.", "type": "Unauthorized", "code": 401}}'
 
 
+@suggests_arguments
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
     """vLLM samples, and the training publishes its weights to it. `GRPO(engine="vllm")` takes all defaults."""

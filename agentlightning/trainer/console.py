@@ -127,7 +127,7 @@ class Console:
     def conclude(self, verdict: Verdict) -> None:
         """Say what was gained, or why nothing was."""
         if self._view is not None:
-            self._view.conclude(verdict)
+            self._view.conclude(verdict, has_steps=self._points_read > 0)
 
     async def summary(self) -> dict[str, Any]:
         """How the training went, for its run in the store; empty if nothing is shown."""

@@ -85,9 +85,9 @@ class View:
         for line in text.splitlines():
             self._write(printable(f"{self._name}  {line}") + "\n")
 
-    def conclude(self, verdict: Verdict) -> None:
-        """Say what was gained, or why nothing was, if that is known; the last that is shown."""
-        if verdict.outcome != "unknown":
+    def conclude(self, verdict: Verdict, *, has_steps: bool) -> None:
+        """Say what was gained, or why nothing was; of a run with steps also why that cannot be told. Shown last."""
+        if has_steps or verdict.outcome != "unknown":
             self.announce(str(verdict))
 
     def _write(self, text: str) -> None:
@@ -120,7 +120,7 @@ class JsonView(View):
     def announce(self, text: str) -> None:
         self._event("message", {"text": text})
 
-    def conclude(self, verdict: Verdict) -> None:
+    def conclude(self, verdict: Verdict, *, has_steps: bool) -> None:
         self._event("verdict", verdict.as_summary())
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 import io
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console as Terminal
@@ -20,6 +20,8 @@ from agentlightning.trainer.views import (
     resolved_mode,
 )
 from agentlightning.types import MetricPoint
+from agentlightning.verdict import Verdict
+from agentlightning.verdict.verdict import Outcome
 
 FIGURES: dict[str, Any] = {
     "seconds": 83.0,
@@ -43,6 +45,23 @@ def figures(**changes: Any) -> Figures:
 
 def counted(seconds: float, finished: int, errors: int = 0) -> Figures:
     return figures(seconds=seconds, finished=finished, total=finished, errors=errors)
+
+
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_every_verdict_on_steps_is_shown_also_that_nothing_can_be_told(outcome: Outcome) -> None:
+    output, verdict = io.StringIO(), Verdict(outcome, "Too short to say.", None, ())
+
+    LineView(output, "fit").conclude(verdict, has_steps=True)
+
+    assert output.getvalue() == "fit  Too short to say.\n"
+
+
+def test_a_run_without_steps_is_not_told_that_nothing_can_be_told() -> None:
+    output = io.StringIO()
+
+    LineView(output, "fit").conclude(Verdict("unknown", "The reward is 1.", None, ()), has_steps=False)
+
+    assert output.getvalue() == ""
 
 
 # ---------------------------------------------------------------------- which one

@@ -272,7 +272,7 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
     },
     **{
         f"numbers of odd length, seed {seed}": Seeded(
-            None, old=REWARD, new=ODD_LENGTH, steps=10, options={**LARGE, "seed": seed}
+            None, old=REWARD, new=ODD_LENGTH, steps=20, options={**LARGE, "seed": seed}
         )
         for seed in (7, 8)
     },
@@ -319,6 +319,26 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         for policy, minibatches, ahead in (("on-policy", 1, 0), ("off-policy", 2, 1))
         for end in ("validated", "stopped")
     },
+    "negative rewards, validated": Seeded(
+        None,
+        old=REWARD,
+        new=f"return min(len({ANSWER}), 3) / 3 - 1",
+        steps=20,
+        validation=32,
+        options=LARGE,
+    ),
+    "rewards to 100, stopped": Seeded(
+        None,
+        old=REWARD,
+        new=f"return 100 * min(len({ANSWER}), 3) / 3",
+        steps=60,
+        validation=32,
+        stop_after=64 + 1280,
+        options=LARGE,
+    ),
+    "solved before its end": Seeded(
+        None, old=REWARD, new=LONG, steps=60, options={**LARGE, "learning": LearnerSettings(learning_rate=1e-3)}
+    ),
     "two policies": Seeded(
         None,
         old=REWARD,

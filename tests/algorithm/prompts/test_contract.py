@@ -118,6 +118,15 @@ async def test_the_best_prompt_is_published_written_and_explained_by_its_lineage
     assert len({one["group"] for one in sent}) == len(sent)
 
 
+def test_who_stops_a_run_is_told_how_it_goes_on(kind: Kind) -> None:
+    store = InMemoryLightningStore()
+
+    with_file, without = (kind.made(store, state_file=path).resume_hint() for path in ("here.state", None))
+
+    assert with_file == "Stopped; the same script goes on from 'here.state'."
+    assert without == "Stopped; the same script begins anew; with state_file='…' it keeps what it finds."
+
+
 async def test_best_file_is_never_replaced_by_a_worse_result(
     kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

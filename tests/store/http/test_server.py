@@ -54,6 +54,19 @@ async def test_busy_port_is_an_error_at_once(serve: Any) -> None:
     assert (await fetched(f"{first.endpoint}/health")).status_code == 200
 
 
+async def test_requests_are_no_lines_of_a_log_at_info(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = await serve()
+    shown = []
+
+    for level in (logging.INFO, logging.DEBUG):
+        with caplog.at_level(level, logger="agentlightning"):
+            caplog.clear()
+            await fetched(f"{server.endpoint}/health")
+            shown.append("/health" in caplog.text)
+
+    assert shown == [False, True]
+
+
 @pytest.mark.parametrize("mode", ["thread", "asyncio"])
 async def test_server_is_a_store_in_its_own_process(mode: Any, serve: Any, connect: Any) -> None:
     store = InMemoryLightningStore()

@@ -260,7 +260,7 @@ def learning_rate_too_low(evidence: Evidence) -> Finding | None:
     if is_still:
         said += f" (at most {max(changes):.1g} nats a token in one)"
     elif len(losses) > 1 and max(losses) - min(losses) < STILL_LOSS:
-        said = f"In {len(losses)} epochs the loss did not change ({losses[0]:.4f} nats a token)"
+        said = f"In {counted(evidence.steps_learned, 'epoch')} the loss did not change ({losses[0]:.4f} nats a token)"
     else:
         return None
     rate = _rate(evidence)

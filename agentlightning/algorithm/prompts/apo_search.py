@@ -41,6 +41,8 @@ BEST_RESOURCES_ID: Final = "apo-best"
 """Under which the best prompts are published; they are the latest resources then."""
 LEAST_PAIRS: Final = 8
 """No candidate replaces the best prompt on fewer pairs."""
+USUAL_PAIRS: Final = 20
+"""After so many a prompt is found that solves half of the tasks more; with the fewest, hardly any is."""
 FAILED_CALLS: Final = "calls that failed"
 NOT_PAYABLE: Final = "candidates that the budget did not allow"
 _T = TypeVar("_T")
@@ -304,10 +306,10 @@ class Search:
         if len(fresh) < LEAST_PAIRS:
             logger.warning(
                 "Only %d validation tasks did not choose %s, so all are used, and its gain is flattered a little; a "
-                "validation set of more than val_batch_size + %d tasks avoids that.",
+                "validation set of val_batch_size + %d tasks or more avoids that.",
                 len(fresh),
                 candidate.version,
-                LEAST_PAIRS,
+                USUAL_PAIRS,
             )
             fresh = list(everything)
         known = self._rewards[self._best.version]

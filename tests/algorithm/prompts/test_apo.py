@@ -70,6 +70,14 @@ async def test_prompt_behind_one_that_was_refused_may_challenge_too() -> None:
     assert apo.get_best_prompt().template == "Say {question} please."
 
 
+async def test_too_small_a_validation_set_is_told_a_size_that_can_decide(caplog: pytest.LogCaptureFixture) -> None:
+    """With eight tasks that did not choose a candidate, hardly any gain is ever found."""
+    with caplog.at_level(logging.WARNING, logger="agentlightning.algorithm.apo"):
+        await optimised(Optimiser(), tasks=10, beam_rounds=1, branch_factor=1)
+
+    assert "a validation set of val_batch_size + 20 tasks or more avoids that" in caplog.text
+
+
 async def test_candidates_are_made_at_the_same_time_within_the_limit() -> None:
     client, have_met, counts = Optimiser(), asyncio.Event(), [0]
     create = client.chat.completions.create

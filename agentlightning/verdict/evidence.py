@@ -25,6 +25,7 @@ from agentlightning.types.rewards import final_reward_of
 NEWEST_ROLLOUTS: Final = 256
 """How many rollouts of a run are read with their spans."""
 PAGE_ROLLOUTS: Final = 500
+_TRAINER: Final = "trainer_run_id"
 NEWEST_RUNS: Final = 20
 """Of each prompt optimiser, among which the one is looked for that it keeps beside the trainer's."""
 _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*")
@@ -172,23 +173,16 @@ async def read_evidence(store: LightningStore, run: Run) -> Evidence:
 
 
 async def _optimisation_of(store: LightningStore, run: Run) -> Mapping[str, Any]:
-    """The summary of a prompt optimiser's own run, which is this one or belongs to it."""
-    for name in ("apo", "gepa"):
-        newest = await store.query_runs(name=name, sort_by="start_time", sort_order="desc", limit=NEWEST_RUNS)
-        own = [one for one in newest if run.run_id in _trainer_runs(one)]
-        if found := next((one.summary for one in (run, *own) if "candidates" in one.summary), None):
-            return found
-    return {}
-
-
-def _trainer_runs(run: Run) -> list[str]:
-    """The runs of trainers to which one of a prompt optimiser belongs: it began in one, and may go on in another."""
-    return [one["trainer_run_id"] for one in (run.metadata, run.summary) if one.get("trainer_run_id")]
+    """The summary of a prompt optimiser's own run, which is this one, or began in it or has gone on in it."""
+    newest_first: dict[str, Any] = {"sort_by": "start_time", "sort_order": "desc", "limit": NEWEST_RUNS}
+    newest = [one for name in ("apo", "gepa") for one in await store.query_runs(name=name, **newest_first)]
+    own = [one for one in newest if run.run_id in (one.metadata.get(_TRAINER), one.summary.get(_TRAINER))]
+    return next((one.summary for one in (run, *own) if "candidates" in one.summary), {})
 
 
 async def rollouts_of(store: LightningStore, run: Run) -> AsyncIterator[AttemptedRollout | Rollout]:
     """The rollouts of a run, newest first: those that name it or, if none does, those of its time that name no run."""
-    names = [run.run_id, *_trainer_runs(run)]
+    names = [run.run_id, *filter(None, [run.metadata.get(_TRAINER), run.summary.get(_TRAINER)])]
     is_named = (await store.query_rollouts(run_id_in=names, limit=0)).total > 0
     of_its_time = {"start_time_min": run.start_time, "start_time_max": run.end_time}
     own: dict[str, Any] = {"run_id_in": names} if is_named else of_its_time

@@ -47,9 +47,8 @@ def no_variance(evidence: Evidence) -> Finding | None:
     lowest, highest = min([*values, *lows]), max([*values, *highs])
     equal = [group for group in groups if len({one.answer for one in group}) == 1 and group[0].answer is not None]
     figures = {"groups": len(groups), "same": len(same), "equal_answers": len(equal), "reward": fmean(values)}
-    said = f"In {len(same)} of {len(groups)} groups{evidence.sample_words} all rewards are the same"
-    if total:
-        said = f"In {counted:g} of {total:g} groups all rewards are the same"
+    part = f"{counted:g} of {total:g}" if total else f"{len(same)} of {len(groups)}"
+    said = f"In {part} groups{'' if total else evidence.sample_words} all rewards are the same"
     if lowest < highest and {group[0].reward for group in same[: -(-len(same) * 3 // 4)]} == {highest}:
         return None  # the newest are solved, after they were not
     if share(len(equal), len(groups)) >= NEARLY_ALL and not (values == {highest} and highest >= 1):
@@ -264,9 +263,8 @@ def learning_rate_too_low(evidence: Evidence) -> Finding | None:
     else:
         return None
     rate = _rate(evidence)
-    advice = f"Raise the learning rate ({rate:g} now) by a factor of 10."
-    if not rate:
-        advice = "Set a learning_rate above 0, or leave it out."
+    raised = f"Raise the learning rate ({rate:g} now) by a factor of 10."
+    advice = raised if rate else "Set a learning_rate above 0, or leave it out."
     return Finding("learning_rate_too_low", f"{said}.", advice, {"learning_rate": rate})
 
 

@@ -197,39 +197,40 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
     # ------------------------------------------------------------------ spans
 
     def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
-        entry = self.entries[attempt.rollout_id]
-        size = sum(map(self._weigh_span, spans))
-        last_sequence = self._sequences.get(attempt.rollout_id, 0)
-        self._undo.append((self._drop_spans, (entry, attempt, len(spans), size, last_sequence)))
-        known = entry.span_ids[attempt.sequence_id]
+        rollout_id, number = attempt.rollout_id, attempt.sequence_id
+        entry, last_sequence = self.entries[rollout_id], self._sequences.get(rollout_id, 0)
+        size = 0
+        for span in spans:
+            weight = weigh_span(span)
+            check_size(span, weight, self.limits.span_bytes)
+            size += weight if self._span_size_estimator is None else max(0, self._span_size_estimator(span))
+        before, used = entry.attempts[number - 1], entry.usage.get(number, (0, 0))
+        self._undo.append((self._drop_spans, (entry, before, len(entry.spans), used, last_sequence)))
+        known = entry.span_ids[number]
         for span in spans:
             entry.spans.append(copied_span(span))
             known.add(span.span_id)
             if span.sequence_id > last_sequence:
-                last_sequence = self._sequences[attempt.rollout_id] = span.sequence_id
-        self._count_spans(entry, attempt, len(spans), size)
-        alive = replaced(attempt, last_heartbeat_time=now)
-        index = attempt.sequence_id - 1
-        self._undo.append((entry.attempts.__setitem__, (index, entry.attempts[index])))
-        entry.attempts[index] = alive
-        return alive
-
-    def _weigh_span(self, span: Span) -> int:
-        size = weigh_span(span)
-        check_size(span, size, self.limits.span_bytes)
-        return size if self._span_size_estimator is None else max(0, self._span_size_estimator(span))
-
-    def _drop_spans(self, entry: MemoryEntry, attempt: Attempt, count: int, size: int, last_sequence: int) -> None:
-        for _ in range(count):
-            entry.span_ids[attempt.sequence_id].discard(entry.spans.pop().span_id)
-        self._count_spans(entry, attempt, -count, -size)
-        self._sequences[attempt.rollout_id] = last_sequence
-
-    def _count_spans(self, entry: MemoryEntry, attempt: Attempt, count: int, size: int) -> None:
+                last_sequence = self._sequences[rollout_id] = span.sequence_id
+        entry.usage[number] = used[0] + len(spans), used[1] + size
         entry.span_bytes += size
         self.span_bytes += size
-        spans, span_bytes = entry.usage.get(attempt.sequence_id, (0, 0))
-        entry.usage[attempt.sequence_id] = spans + count, span_bytes + size
+        alive = entry.attempts[number - 1] = replaced(attempt, last_heartbeat_time=now)
+        return alive
+
+    def _drop_spans(
+        self, entry: MemoryEntry, attempt: Attempt, place: int, used: tuple[int, int], last_sequence: int
+    ) -> None:
+        """Undo `append_spans`: what came from this place on goes, and the attempt is as it was."""
+        number = attempt.sequence_id
+        size = entry.usage[number][1] - used[1]
+        entry.span_ids[number].difference_update([span.span_id for span in entry.spans[place:]])
+        del entry.spans[place:]
+        entry.usage[number] = used
+        entry.span_bytes -= size
+        self.span_bytes -= size
+        entry.attempts[number - 1] = attempt
+        self._sequences[attempt.rollout_id] = last_sequence
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
         return span_id in self.entries[attempt.rollout_id].span_ids[attempt.sequence_id]
@@ -395,17 +396,11 @@ class InMemoryLightningStore(LocalStore):
             self._is_closed = True
         self._board.wake_everyone()
 
-    async def _run_write(self, call: Call) -> object:
-        return self._run(call)
-
-    async def _run_read(self, call: Call) -> object:
-        return self._run(call)
-
     def number_at_once(self, rollout_ids: Sequence[str]) -> Sequence[int]:
         with self._lock:
             return [self._tx.take_sequence(rollout_id) for rollout_id in rollout_ids]
 
-    def _run(self, call: Call) -> object:
+    async def _run_write(self, call: Call) -> object:
         with self._lock:
             self._check_open()
             now = self._clock()
@@ -414,6 +409,8 @@ class InMemoryLightningStore(LocalStore):
                 if look is not None:
                     self._transact(look, now)
             return self._transact(call, now)
+
+    _run_read = _run_write
 
     def _transact(self, call: Call, now: float) -> object:
         tx, board = self._tx, self._board
@@ -424,8 +421,7 @@ class InMemoryLightningStore(LocalStore):
             tx.take_back()
             raise
         tx.keep()
-        notices = tx.take_notices()
-        if notices:
+        if notices := tx.take_notices():
             board.publish(notices)
         if tx.span_bytes > self._eviction_threshold_bytes:
             self._evict()

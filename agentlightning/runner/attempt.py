@@ -230,8 +230,8 @@ class AttemptRun:
         """Run the agent for as long as the rollout allows."""
         loop, limit = asyncio.get_running_loop(), self.rollout.config.timeout_seconds
         is_over = loop.create_future()  # `asyncio.wait` would take longer than all else here
-        work = loop.create_task(self._work(resources))
-        work.add_done_callback(lambda _: _settle(is_over))
+        work = loop.create_task(self._work(resources, is_over))
+        work.add_done_callback(lambda _: _settle(is_over))  # for one that is cancelled before it begins
         timer = None if limit is None else loop.call_later(limit, _settle, is_over)
         try:
             await is_over
@@ -248,7 +248,7 @@ class AttemptRun:
             raise RolloutFailed("The agent was cancelled from within: something it awaited raised CancelledError.")
         return work.result()
 
-    async def _work(self, resources: NamedResources) -> RolloutRawResult:
+    async def _work(self, resources: NamedResources, is_over: "asyncio.Future[None]") -> RolloutRawResult:
         rollout, context = self.rollout, self.context
         # A rollout that was enqueued as a `Task` reaches the agent as one.
         is_task = type(rollout.input) is Task or isinstance((rollout.metadata or {}).get(TASK_ROW), dict)
@@ -271,6 +271,7 @@ class AttemptRun:
         finally:
             if self.slot is not None:
                 self.slot.release()
+            _settle(is_over)  # a round of the loop earlier than when the task is done
 
     async def _call_hooks(self, name: str, **arguments: object) -> None:
         for hook in self.context.hooks:

@@ -152,19 +152,23 @@ def binding_here() -> Binding | None:
     return current_binding() or observations().sole_binding()
 
 
-@contextmanager
-def observe(binding: Binding) -> Iterator[Binding]:
+class observe:  # noqa: N801 # read as a verb; a class, because a generator takes longer
     """Record what happens inside; the binding's tracer is the active one meanwhile."""
-    set_active_tracer(binding.tracer)
-    token, bindings = _BINDING.set(binding), observations().bindings
-    bindings.append(binding)
-    try:
-        yield binding
-    finally:
-        if binding in bindings:  # not in a forked child, which has forgotten it
-            bindings.remove(binding)
-        _leave(binding.tracer)
-        _reset(_BINDING, token)
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding = binding
+
+    def __enter__(self) -> Binding:
+        set_active_tracer(self._binding.tracer)
+        self._token, self._bindings = _BINDING.set(self._binding), observations().bindings
+        self._bindings.append(self._binding)
+        return self._binding
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._binding in self._bindings:  # not in a forked child, which has forgotten it
+            self._bindings.remove(self._binding)
+        _leave(self._binding.tracer)
+        _reset(_BINDING, self._token)
 
 
 @contextmanager

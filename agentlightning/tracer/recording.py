@@ -70,7 +70,8 @@ class RecordingTracer(Tracer):
     ) -> AsyncIterator[Recorder]:
         binding = self._bind(name, store, rollout_id, attempt_id)
         try:
-            with self._recording(binding):
+            with observe(binding):
+                self._remember(binding)
                 yield binding.recorder
         finally:
             if binding.shipper is not None:
@@ -88,7 +89,8 @@ class RecordingTracer(Tracer):
     ) -> Iterator[Recorder]:
         binding = self._bind(name, store, rollout_id, attempt_id)
         try:
-            with self._recording(binding):
+            with observe(binding):
+                self._remember(binding)
                 yield binding.recorder
         finally:
             if binding.shipper is not None:
@@ -105,7 +107,8 @@ class RecordingTracer(Tracer):
         """
         binding, last = self._bind(rollout_id, store, rollout_id, attempt_id), LastSpans()
         try:
-            with self._recording(binding):
+            with observe(binding):
+                self._remember(binding)
                 yield last
         finally:
             if binding.shipper is not None:
@@ -116,12 +119,9 @@ class RecordingTracer(Tracer):
                     last.spans = rest
             self._call_listeners(lambda: _as_spans(binding))
 
-    @contextmanager
-    def _recording(self, binding: Binding) -> Iterator[None]:
-        with observe(binding):
-            self._last = binding
-            _LAST.set(binding)
-            yield
+    def _remember(self, binding: Binding) -> None:
+        self._last = binding
+        _LAST.set(binding)
 
     def get_last_trace(self) -> "list[ReadableSpan]":
         return self._last_binding().recorder.spans()

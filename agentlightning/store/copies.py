@@ -6,7 +6,6 @@ a third of its cost; this is the one module that knows how a model of pydantic l
 `tests/store/test_copies.py` says what breaks when that changes.
 """
 
-import dataclasses
 import functools
 from typing import Any, NoReturn, TypeVar
 
@@ -31,8 +30,8 @@ from agentlightning.types import (
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ValueT = TypeVar("ValueT")
 
-_KEPT = frozenset({str, int, float, bool, type(None), Span})
-"""What is passed on as it is: what cannot be changed, and spans."""
+_KEPT = frozenset({str, int, float, bool, type(None), Span, Claim})
+"""What is passed on as it is: what cannot be changed, spans, and claims, which are made of copies."""
 _RECORDS = frozenset(
     {Attempt, AttemptedRollout, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker}
 )
@@ -109,13 +108,15 @@ def _copied(value: Any) -> Any:
     if kind is list:
         return [item if type(item) in _KEPT else _copied(item) for item in value]
     if kind in _RECORDS:
-        return _built(kind, _copied(value.__dict__), value)
+        fields = value.__dict__.copy()
+        for name, item in fields.items():
+            if type(item) not in _KEPT:
+                fields[name] = _copied(item)
+        return _built(kind, fields, value)
     if kind is tuple:
         return tuple([_copied(item) for item in value])
     if kind is set:
         return set(value)
-    if kind is Claim:
-        return dataclasses.replace(value, rollout=_copied(value.rollout), resources=_copied(value.resources))
     if isinstance(value, Resource):
         copy = _built(kind, _copied(value.__dict__), value)
         _set(copy, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))

@@ -92,8 +92,19 @@ def status_changes(status: AttemptStatus, now: float) -> dict[str, Any]:
     return {"status": status, "end_time": attempt_end_time(status, now)}
 
 
-def change_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, changes: dict[str, Any]) -> Attempt:
-    """Write an attempt; a status given to the latest one decides the rollout, unless that was cancelled."""
+def change_attempt(
+    tx: Transaction,
+    now: float,
+    rollout: Rollout,
+    attempt: Attempt,
+    changes: dict[str, Any],
+    claiming_worker: str | None = None,
+) -> Attempt:
+    """Write an attempt; a status given to the latest one decides the rollout, unless that was cancelled.
+
+    Args:
+        claiming_worker: Claims another rollout in the same step, so that its idleness need not be written.
+    """
     is_latest = attempt.sequence_id == len(tx.get_attempts(rollout.rollout_id))
     if not is_latest and is_lost(attempt):
         return attempt  # its worker was given up, and another has run the rollout since then: it speaks too late
@@ -109,7 +120,8 @@ def change_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attem
         reschedule(tx, before, rollout, changed)
     if changed.worker_id is not None:
         if changed.end_time is not None:
-            release_worker(tx, now, changed)
+            if changed.worker_id != claiming_worker:
+                release_worker(tx, now, changed)
         elif "worker_id" in changes or "status" in changes:
             show_worker_busy(tx, now, changed.worker_id, changed)
     return changed

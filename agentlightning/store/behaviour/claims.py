@@ -1,14 +1,15 @@
 """What the store does when a runner takes work: claims, their return, and going from one rollout to the next."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from agentlightning.errors import InvalidQuery
 from agentlightning.store.behaviour.resources import get_latest_resources, get_resources_by_id
 from agentlightning.store.behaviour.rollouts import begin_attempt, change_status, latest_attempt
-from agentlightning.store.behaviour.spans import find_grant, finish_attempt, put_grant
+from agentlightning.store.behaviour.spans import end_attempt, find_grant, put_grant
 from agentlightning.store.behaviour.workers import release_worker, show_worker_idle
 from agentlightning.store.claims import Claim, Grant, ResourcesVersion, claim_with, claimed_ids
-from agentlightning.store.copies import attempted
+from agentlightning.store.copies import attempted, detached
 from agentlightning.store.lifecycle import is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.transaction import Transaction
@@ -73,7 +74,8 @@ def finish_and_claim(
 ) -> Claim | None:
     grant = None if claim_id is None else find_grant(tx, "claim", claim_id, worker_id)
     if grant is None:
-        finish_attempt(tx, now, rollout_id, attempt_id, status, spans=spans, metadata=metadata, output=output)
+        result: dict[str, Any] = {"spans": spans, "metadata": metadata, "output": output}
+        end_attempt(tx, now, (rollout_id, attempt_id), status, **result, claiming_worker=worker_id)
         claimed = _take(tx, now, 1, worker_id, None, claim_id)
     else:  # both steps were done together, and stay done
         claimed = _still_open(tx, grant)
@@ -114,7 +116,8 @@ def _with_resources(
     for rollout in rollouts:
         named = rollout.resources_id
         resources = get_latest_resources(tx, now) if named is None else get_resources_by_id(tx, now, named)
-        claims.append(claim_with(rollout, resources, known))
+        claim = claim_with(rollout, resources, known)
+        claims.append(Claim(detached(claim.rollout), claim.version, detached(claim.resources)))
     return claims
 
 

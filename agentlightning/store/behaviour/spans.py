@@ -124,6 +124,22 @@ def finish_attempt(
     metadata: dict[str, Any] | None | Unset = UNSET,
     output: Any | Unset = UNSET,
 ) -> Attempt:
+    return end_attempt(tx, now, (rollout_id, attempt_id), status, spans=spans, metadata=metadata, output=output)
+
+
+def end_attempt(
+    tx: Transaction,
+    now: float,
+    rollout_attempt_ids: tuple[str, str],
+    status: AttemptStatus,
+    *,
+    spans: Sequence[Span],
+    metadata: dict[str, Any] | None | Unset,
+    output: Any | Unset,
+    claiming_worker: str | None = None,
+) -> Attempt:
+    """Finish an attempt, of which `change_attempt` tells what a `claiming_worker` is."""
+    rollout_id, attempt_id = rollout_attempt_ids
     for span in spans:
         _check(span)
         if (span.rollout_id, span.attempt_id) != (rollout_id, attempt_id):
@@ -144,11 +160,9 @@ def finish_attempt(
     if fresh:
         _keep(tx, now, attempt, _numbered(list(fresh.values()), tx.get_last_sequence(rollout_id)))
         changes["last_heartbeat_time"] = now
-        rollout = _note_reward(tx, rollout, fresh.values()) if is_latest else rollout
-    if not isinstance(output, Unset) and is_latest:
-        tx.put(replaced(rollout, output=detached(output)))
-        rollout = known_rollout(tx, rollout_id)
-    return change_attempt(tx, now, rollout, attempt, changes)
+    if is_latest:
+        rollout = _note_results(tx, rollout, fresh.values(), output)
+    return change_attempt(tx, now, rollout, attempt, changes, claiming_worker)
 
 
 def _numbered(spans: Sequence[Span], last: int) -> list[Span]:
@@ -178,12 +192,15 @@ def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) 
     return alive
 
 
-def _note_reward(tx: Transaction, rollout: Rollout, spans: Iterable[Span]) -> Rollout:
-    """Write the last reward of these spans, which are of the latest attempt, into the rollout."""
+def _note_results(tx: Transaction, rollout: Rollout, spans: Iterable[Span], output: Any | Unset = UNSET) -> Rollout:
+    """Write the last reward of these spans, which are of the latest attempt, and the output into the rollout."""
+    changes = {} if isinstance(output, Unset) else {"output": detached(output)}
     reward = final_reward_of(spans)
-    if reward is None or reward == rollout.reward or not math.isfinite(reward):
+    if reward is not None and reward != rollout.reward and math.isfinite(reward):
+        changes["reward"] = reward
+    if not changes:
         return rollout
-    tx.put(replaced(rollout, reward=reward))
+    tx.put(replaced(rollout, **changes))
     return known_rollout(tx, rollout.rollout_id)
 
 
@@ -201,7 +218,7 @@ def _append(
         return False
     alive = _keep(tx, now, attempt, spans)
     if is_latest:
-        rollout = _note_reward(tx, rollout, spans)
+        rollout = _note_results(tx, rollout, spans)
     if attempt.status != "running" or (is_latest and rollout.status != "running"):
         _show_running(tx, now, rollout, alive, is_latest)
     return True

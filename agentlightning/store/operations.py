@@ -121,9 +121,19 @@ class Operation:
     def result(self) -> TypeAdapter[Any]:
         return TypeAdapter(get_type_hints(self.declared, include_extras=True)["return"])
 
+    @functools.cached_property
+    def _positional(self) -> tuple[str, ...]:
+        return tuple(name for name, p in self.signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+    @functools.cached_property
+    def _required(self) -> frozenset[str]:
+        return frozenset(name for name, p in self.signature.parameters.items() if p.default is p.empty)
+
     def name_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The arguments of one call by name, leaving out the ones not given or `UNSET`."""
-        given = self.signature.bind(*args, **kwargs).arguments
+        given = {**dict(zip(self._positional, args, strict=False)), **kwargs}
+        if len(given) < len(args) + len(kwargs) or not self._required <= given.keys() <= self.hints.keys():
+            self.signature.bind(*args, **kwargs)  # raises what Python would
         return {name: value for name, value in given.items() if value is not UNSET}
 
     def brief(self, result: object) -> Any:

@@ -243,13 +243,10 @@ def refuse_open_address(
 
 def check_permission(scope: Scope, op: Operation, arguments: Mapping[str, object] | None = None) -> None:
     """Refuse a call that the scope does not permit; `arguments` go by name, None before they are decoded."""
-    is_permitted = {
-        "admin": True,
-        "runner": op.who != "admin",
-        "reader": op.who != "admin" and not op.mutates,
-        "attempt": op.who == "attempt",
-    }[scope.kind]
-    if not is_permitted:
+    if scope.kind == "admin":
+        return
+    is_permitted = op.who == "attempt" if scope.kind == "attempt" else op.who != "admin"
+    if not is_permitted or (scope.kind == "reader" and op.mutates):
         raise _refusal(scope, f"'{op.name}'", "the master token" if op.who == "admin" else "a runner's token")
     if scope.kind == "attempt" and arguments is not None:
         _check_owners(scope, f"'{op.name}'", _owners(arguments))

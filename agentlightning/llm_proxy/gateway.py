@@ -11,6 +11,7 @@ It is written to ASGI directly: a framework's routing and validation would cost 
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -34,10 +35,17 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """What the gateway allows and asks for."""
+    """What a proxy serves with, for as long as it lives."""
 
+    authenticator: Authenticator
+    budgets: Budgets
+    deadline_seconds: float
+    num_retries: int = 0
+    replays: bool = False
+    raw_spans: bool = False
+    middlewares: Sequence[Callable[[Any], Any]] = ()
     max_request_bytes: int = 64 * 1024**2
     max_response_bytes: int = 32 * 1024**2
     asks_for_ids: bool = True
@@ -47,29 +55,20 @@ class GatewaySettings:
 class Gateway:
     """Serves the calls of one proxy. Lives in one event loop."""
 
-    def __init__(
-        self,
-        backends: BackendPool,
-        recorder: Recorder,
-        authenticator: Authenticator,
-        *,
-        settings: GatewaySettings | None = None,
-        budgets: Budgets | None = None,
-        replays: Replays | None = None,
-    ) -> None:
+    def __init__(self, backends: BackendPool, recorder: Recorder, *, settings: GatewaySettings) -> None:
         self.backends = backends
         self.recorder = recorder
-        self.authenticator = authenticator
-        self.settings = settings or GatewaySettings()
-        self.budgets = budgets or Budgets()
-        self.replays = replays
+        self.settings = settings
+        self.authenticator = settings.authenticator
+        self.budgets = settings.budgets
+        self.replays = Replays(recorder.store) if settings.replays else None
         self.attempts = Attempts(recorder.store)
         self.plain_backends: set[str] = set()
         """Names of backends that refuse requests with fields they do not know."""
         self.overridden_fields: set[tuple[str, str]] = set()
         """Models and fields of their calls that were overridden, which is logged once for each."""
         self.bodies = Bodies()
-        self._callers = CallerCheck(has_key=authenticator.is_locked)
+        self._callers = CallerCheck(has_key=self.authenticator.is_locked)
         self._started = time.monotonic()
 
     def note_unattributed(self, path: str) -> None:

@@ -18,7 +18,7 @@ from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS, backend_of
 from agentlightning.llm_proxy.budgets import Budget, Budgets
 from agentlightning.llm_proxy.gateway import GatewaySettings
-from agentlightning.llm_proxy.service import Service, ServiceOptions
+from agentlightning.llm_proxy.service import Service
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.types.attempt_keys import derive_attempt_key
@@ -136,24 +136,26 @@ class LLMProxy:
         self.store = store
         self.host = host or _LOCALHOST
         self.access_host = access_host
-        self.litellm_config: dict[str, Any] = dict(litellm_config or {})
-        litellm_settings = {"num_retries": num_retries, **(self.litellm_config.get("litellm_settings") or {})}
-        self.litellm_config["litellm_settings"] = litellm_settings
+        litellm_settings = {"num_retries": num_retries, **((litellm_config or {}).get("litellm_settings") or {})}
+        self.litellm_config: dict[str, Any] = {**(litellm_config or {}), "litellm_settings": litellm_settings}
         self.num_retries = num_retries
         self.api_key = api_key
         self._authenticator = Authenticator(api_key)
         _check_names("middleware", middlewares or (), _MIDDLEWARES)
-        if deadline_seconds is None:
-            deadline_seconds = litellm_settings.get("request_timeout", DEFAULT_DEADLINE_SECONDS)
-        self._options = ServiceOptions(
+        default_deadline = litellm_settings.get("request_timeout", DEFAULT_DEADLINE_SECONDS)
+        _check_names("callback", callbacks or (), _CALLBACKS)
+        self._settings = GatewaySettings(
             authenticator=self._authenticator,
             budgets=Budgets(rollout_budget, run_budget),
-            settings=_settings(callbacks, _add_return_token_ids, max_request_bytes, max_response_bytes),
-            deadline_seconds=float(deadline_seconds),
+            deadline_seconds=float(default_deadline if deadline_seconds is None else deadline_seconds),
             num_retries=int(litellm_settings["num_retries"]),
             replays=replay,
             raw_spans=raw_spans or replay,
             middlewares=[one for one in middlewares or () if not isinstance(one, str)],
+            max_request_bytes=max_request_bytes,
+            max_response_bytes=max_response_bytes,
+            asks_for_ids=_add_return_token_ids and (callbacks is None or "return_token_ids" in callbacks),
+            asks_for_logprobs=callbacks is None or "logprobs" in callbacks,
         )
         self._last_status: dict[str, object] = {}
         self._reset()
@@ -238,7 +240,7 @@ class LLMProxy:
     async def _started(self) -> Service:
         assert self.store is not None
         service = Service(
-            self._options,
+            self._settings,
             store=self.store,
             model_list=self.model_list,
             host=self.host,
@@ -382,18 +384,6 @@ class LLMProxy:
 def _check_models(model_list: Sequence[ModelConfig]) -> None:
     for number, entry in enumerate(model_list):
         backend_of(entry, number)
-
-
-def _settings(
-    callbacks: Sequence[str] | None, asks_for_ids: bool, max_request_bytes: int, max_response_bytes: int
-) -> GatewaySettings:
-    _check_names("callback", callbacks or (), _CALLBACKS)
-    return GatewaySettings(
-        max_request_bytes=max_request_bytes,
-        max_response_bytes=max_response_bytes,
-        asks_for_ids=asks_for_ids and (callbacks is None or "return_token_ids" in callbacks),
-        asks_for_logprobs=callbacks is None or "logprobs" in callbacks,
-    )
 
 
 def _check_names(kind: str, given: Sequence[object], known: Sequence[str]) -> None:

@@ -3,16 +3,12 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
-from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import BackendPool
-from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.gateway import Gateway, GatewaySettings
 from agentlightning.llm_proxy.recorder import Recorder
-from agentlightning.llm_proxy.replay import Replays
 from agentlightning.store.base import LightningStore
 from agentlightning.store.foreign import adapted
 from agentlightning.utils.once import fork_handlers
@@ -24,26 +20,12 @@ STOP_SECONDS: Final = 10.0
 """Within which it must have stopped to serve; calls in flight get half of it to finish."""
 
 
-@dataclass(frozen=True)
-class ServiceOptions:
-    """What a proxy serves with, for as long as it lives."""
-
-    authenticator: Authenticator
-    budgets: Budgets
-    settings: GatewaySettings
-    deadline_seconds: float
-    num_retries: int = 0
-    replays: bool = False
-    raw_spans: bool = False
-    middlewares: Sequence[Callable[[Any], Any]] = ()
-
-
 class Service:
     """One running proxy. Made, started and stopped in the loop that serves."""
 
     def __init__(
         self,
-        options: ServiceOptions,
+        settings: GatewaySettings,
         *,
         store: LightningStore,
         model_list: Sequence[Any],
@@ -51,20 +33,12 @@ class Service:
         port: int,
     ) -> None:
         self._backends = BackendPool(
-            model_list, num_retries=options.num_retries, deadline_seconds=options.deadline_seconds
+            model_list, num_retries=settings.num_retries, deadline_seconds=settings.deadline_seconds
         )
-        store = adapted(store)
-        self.recorder = Recorder(store, raw_spans=options.raw_spans)
-        self.gateway = Gateway(
-            self._backends,
-            self.recorder,
-            options.authenticator,
-            settings=options.settings,
-            budgets=options.budgets,
-            replays=Replays(store) if options.replays else None,
-        )
+        self.recorder = Recorder(adapted(store), raw_spans=settings.raw_spans)
+        self.gateway = Gateway(self._backends, self.recorder, settings=settings)
         app: Any = self.gateway
-        for middleware in options.middlewares:
+        for middleware in settings.middlewares:
             app = middleware(app)
         arguments = PythonServerLauncherArgs(
             host=host, port=port, timeout_keep_alive=KEEP_ALIVE_SECONDS, thread_join_timeout=STOP_SECONDS

@@ -247,7 +247,7 @@ class LitAgentRunner(Runner[T_task]):
         if claims or (waits and not is_away):
             return
         if is_idle:
-            await self._sleep_until_next_poll(event)
+            await until(lambda: not self._is_claiming(event), timeout_seconds=self._poll_interval)
         else:
             await pool.change(POLL_SECONDS)
 
@@ -281,9 +281,6 @@ class LitAgentRunner(Runner[T_task]):
                 claiming.cancel()  # a claim that is on its way is given back
                 await asyncio.wait([claiming])
         return [] if claiming.cancelled() else claiming.result()
-
-    async def _sleep_until_next_poll(self, event: "ExecutionEvent | None" = None) -> None:
-        await until(lambda: not self._is_claiming(event), timeout_seconds=self._poll_interval)
 
     # ------------------------------------------------------------------ one rollout
 

@@ -222,7 +222,8 @@ class LocalStore(LightningStore):
 
     async def check_writable(self) -> None:
         """Write a little where all writes go; what a write would raise is raised."""
-        await self._write(Call("check_writable", _put_checked_time, watchdog=False))
+        call = Call("check_writable", lambda tx, now: tx.put(Setting("checked_time", str(now))), watchdog=False)
+        await self._write(call)
 
     async def __aenter__(self) -> Self:
         return self
@@ -351,10 +352,6 @@ _PAST_DUE_SECONDS = 0.001
 
 _LOOK = Call("look", lambda tx, now: None)
 """Nothing but an occasion for the watchdog."""
-
-
-def _put_checked_time(tx: Transaction, now: float) -> None:
-    tx.put(Setting("checked_time", str(now)))
 
 
 SCHEDULE = Call("watchdog", mark_overdue, watchdog=False)

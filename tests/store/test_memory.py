@@ -250,3 +250,20 @@ async def test_spans_of_finished_rollouts_are_dropped_before_those_of_running_on
         await store.add_span(make_span(rollouts[1]))
         dropped.append([n for n in range(4) if await is_dropped(n)])
     assert dropped == [[2], [2, 3], [0, 2, 3]]
+
+
+async def test_worker_that_goes_on_to_its_next_rollout_is_never_idle() -> None:
+    store = InMemoryLightningStore()
+    for task in "ab":
+        await store.enqueue_rollout(task)
+    (held,) = await store.claim_rollouts(worker_id="w")
+
+    claim = await store.finish_and_claim(
+        held.rollout.rollout_id, held.rollout.attempt.attempt_id, "succeeded", worker_id="w"
+    )
+
+    worker = await store.get_worker_by_id("w")
+    assert claim is not None
+    assert worker is not None
+    assert (worker.status, worker.current_attempt_id) == ("busy", claim.rollout.attempt.attempt_id)
+    assert worker.last_idle_time is None

@@ -271,31 +271,34 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
         """A span is one row: that it is also the attempt's heartbeat is seen when the attempt is read."""
         entry, sequence = self.known(attempt.rollout_id), attempt.sequence_id
-        self._undo.append((self._drop_spans, (len(self._spans), entry.span_ids.get(sequence))))
         self._load_usage(entry, attempt)
-        count, size = self.usage_of(attempt)
+        known, (count, size) = entry.span_ids.get(sequence), entry.usage.get(sequence, (0, 0))
+        before = entry.attempts[sequence - 1]
+        self._undo.append((self._drop_spans, (entry, before, len(self._spans), (count, size))))
         self._is_holding = True
         for span in spans:
             body = span_as_json(span)
             check_json_size(span, len(body), self.limits.span_bytes)
             size += len(body)
             self._spans.append((entry.number, sequence, span.span_id, span.sequence_id, now, body))
-        if sequence in entry.span_ids:
-            entry.span_ids[sequence].update([span.span_id for span in spans])
-        self._set(entry.usage, sequence, (count + len(spans), size))
+            if known is not None:
+                known.add(span.span_id)
+        entry.usage[sequence] = count + len(spans), size
         highest = max([span.sequence_id for span in spans])
         if highest > self._sequences.get(attempt.rollout_id, highest):
             self._set(self._sequences, attempt.rollout_id, highest)
-        alive = replaced(attempt, last_heartbeat_time=now)
+        alive = entry.attempts[sequence - 1] = replaced(attempt, last_heartbeat_time=now)
         if (entry.number, sequence) in self._held["attempts"]:  # its row covers these spans too
             self._hold("attempts", (entry.number, sequence), attempt_row(alive, entry.number))
-        super()._put_attempt(entry, alive)
         return alive
 
-    def _drop_spans(self, count: int, known: set[str] | None) -> None:
-        if known is not None:
-            known.difference_update([row[2] for row in self._spans[count:]])
-        del self._spans[count:]
+    def _drop_spans(self, entry: SqlEntry, attempt: Attempt, place: int, used: tuple[int, int]) -> None:
+        """Undo `append_spans`: what came from this place on goes, and the attempt is as it was."""
+        known = entry.span_ids.get(attempt.sequence_id, set())
+        known.difference_update([row[2] for row in self._spans[place:]])
+        del self._spans[place:]
+        entry.usage[attempt.sequence_id] = used
+        entry.attempts[attempt.sequence_id - 1] = attempt
 
     def get_last_sequence(self, rollout_id: str) -> int:
         if rollout_id not in self._sequences:

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from agentlightning.errors import ConfigurationError, SpansEvicted, StoreUnavailable
 from agentlightning.store.base import LightningStoreStatistics
+from agentlightning.store.behaviour.spans import get_many_span_sequence_ids
 from agentlightning.store.claims import GRANT_SECONDS, Grant
 from agentlightning.store.copies import copied_span, replaced
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES, is_finished
@@ -257,11 +258,6 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         entry.span_ids = {number: set() for number in entry.span_ids}
         entry.is_evicted = True
 
-    def take_sequence(self, rollout_id: str) -> int:
-        """The next sequence id; not undone, so only between transactions."""
-        sequence_id = self._sequences[rollout_id] = self._sequences.get(rollout_id, 0) + 1
-        return sequence_id
-
     # ------------------------------------------------------------------ queue and schedule
 
     def _new_position(self, *, front: bool) -> int:
@@ -398,7 +394,9 @@ class InMemoryLightningStore(LocalStore):
 
     def number_at_once(self, rollout_ids: Sequence[str]) -> Sequence[int]:
         with self._lock:
-            return [self._tx.take_sequence(rollout_id) for rollout_id in rollout_ids]
+            numbers = get_many_span_sequence_ids(self._tx, 0.0, [(rollout_id, "") for rollout_id in rollout_ids])
+            self._tx.keep()
+            return numbers
 
     async def _run_write(self, call: Call) -> object:
         with self._lock:

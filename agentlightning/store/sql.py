@@ -196,7 +196,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             self._hold_index(entry)
             return entry
         before = entry.rollout
-        self._undo.append((_restore_rollout, (entry, before, entry.json)))
+        self._undo += [(setattr, (entry, "rollout", before)), (setattr, (entry, "json", entry.json))]
         self._hold_changed(entry)
         entry.rollout = rollout
         if (
@@ -439,7 +439,3 @@ def _tables_of(selection: Selection) -> str:
 def _storable(value: object) -> Any:
     """A text that every database keeps: neither NUL nor half a character."""
     return value.replace("\0", "").encode(errors="replace").decode() if isinstance(value, str) else value
-
-
-def _restore_rollout(entry: SqlEntry, rollout: Rollout, json: Row) -> None:
-    entry.rollout, entry.json = rollout, json

@@ -244,4 +244,4 @@ def test_settings_of_a_file_hold_unless_the_command_says_otherwise(
     proxy = proxy_of(parsed, models_of(parsed), InMemoryLightningStore(), api_key=None)
 
     assert proxy.litellm_config["litellm_settings"]["num_retries"] == retries
-    assert proxy._options.deadline_seconds == seconds
+    assert proxy._settings.deadline_seconds == seconds

@@ -1,7 +1,6 @@
 """What the store does when a runner takes work: claims, their return, and going from one rollout to the next."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from agentlightning.errors import InvalidQuery
 from agentlightning.store.behaviour.resources import get_latest_resources, get_resources_by_id
@@ -74,8 +73,13 @@ def finish_and_claim(
 ) -> Claim | None:
     grant = None if claim_id is None else find_grant(tx, "claim", claim_id, worker_id)
     if grant is None:
-        result: dict[str, Any] = {"spans": spans, "metadata": metadata, "output": output}
-        end_attempt(tx, now, (rollout_id, attempt_id), status, **result, claiming_worker=worker_id)
+        end_attempt(
+            *(tx, now, (rollout_id, attempt_id), status),
+            spans=spans,
+            metadata=metadata,
+            output=output,
+            claiming_worker=worker_id,
+        )
         claimed = _take(tx, now, 1, worker_id, None, claim_id)
     else:  # both steps were done together, and stay done
         claimed = _still_open(tx, grant)

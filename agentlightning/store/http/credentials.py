@@ -12,7 +12,7 @@ made here: an answer that is given again is signed again.
 import hmac
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -69,7 +69,8 @@ class AnswerCredentials:
         if not isinstance(resource, LLM):
             return resource
         if scope.kind == "runner":
-            return replaced(resource, api_key=self._reference(resource.api_key)) if _has_secret(resource) else resource
+            is_secret = resource.api_key is not None and resource.api_key.startswith(PROXY_SECRET_PREFIX)
+            return replaced(resource, api_key=self._reference(resource.api_key)) if is_secret else resource
         key = MASK if resource.api_key else resource.api_key
         return replaced(resource, api_key=key, sampling_parameters=masked(resource.sampling_parameters))
 
@@ -91,8 +92,9 @@ class AnswerCredentials:
     async def _proxy_keys(self, claim: Claim) -> dict[str, str]:
         """The attempt's keys for all proxies that its resources lead to, by references to the proxies' secrets."""
         secrets = set(await self._secrets_of(claim))
-        for resources_id in _pinned_ids(claim.rollout):
-            secrets |= secrets_in(await self._store.get_resources_by_id(resources_id))
+        pins: object = (claim.rollout.metadata or {}).get(PINNED_RESOURCES)
+        for pin in pins.values() if isinstance(pins, Mapping) else ():  # of agents; of odd ones their side complains
+            secrets |= secrets_in(await self._store.get_resources_by_id(pin)) if isinstance(pin, str) else set()
         ids = claim.rollout.rollout_id, claim.rollout.attempt.attempt_id
         return {self._reference(secret): derive_attempt_key(secret, *ids) for secret in secrets}
 
@@ -122,17 +124,11 @@ def _attempt_token(master: str, rollout: AttemptedRollout) -> str | None:
         return None
 
 
-def _has_secret(resource: object) -> bool:
-    return isinstance(resource, LLM) and (resource.api_key or "").startswith(PROXY_SECRET_PREFIX)
-
-
 def secrets_in(update: ResourcesUpdate | None) -> frozenset[str]:
     """The secrets of LLM proxies in resources."""
     resources = () if update is None else update.resources.values()
-    return frozenset(llm.api_key for llm in resources if isinstance(llm, LLM) and llm.api_key and _has_secret(llm))
-
-
-def _pinned_ids(rollout: AttemptedRollout) -> Iterable[str]:
-    """Resources that agents of the rollout are pinned to; of pins that are none the agent's side complains."""
-    pins: object = (rollout.metadata or {}).get(PINNED_RESOURCES)
-    return {pin for pin in pins.values() if isinstance(pin, str)} if isinstance(pins, Mapping) else ()
+    return frozenset(
+        key
+        for llm in resources
+        if isinstance(llm, LLM) and (key := llm.api_key) and key.startswith(PROXY_SECRET_PREFIX)
+    )

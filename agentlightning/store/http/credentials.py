@@ -128,7 +128,5 @@ def secrets_in(update: ResourcesUpdate | None) -> frozenset[str]:
     """The secrets of LLM proxies in resources."""
     resources = () if update is None else update.resources.values()
     return frozenset(
-        key
-        for llm in resources
-        if isinstance(llm, LLM) and (key := llm.api_key) and key.startswith(PROXY_SECRET_PREFIX)
+        key for llm in resources if isinstance(llm, LLM) and (key := llm.api_key or "").startswith(PROXY_SECRET_PREFIX)
     )

@@ -34,7 +34,6 @@ LONGEST_DELAY_SECONDS = 0.5
 """After a step has begun, until the process is killed."""
 LEARNED = 0.75
 """The least mean reward afterwards, of tasks that were not trained on; before it is 0.05 at most."""
-LAST_STEPS = 3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -114,7 +113,6 @@ def test_run_that_is_killed_in_a_step_goes_on_and_learns_as_well(tmp_path: Path,
     assert asyncio.run(tasks_by_step(tmp_path)) == expected_tasks()
     assert told["base"]["mean"] <= 0.05
     assert told["after"]["mean"] >= LEARNED
-    assert sum(told["rewards"][-LAST_STEPS:]) / LAST_STEPS >= LEARNED / 2
     check_what_was_left(tmp_path, left, resumed_at)
 
 

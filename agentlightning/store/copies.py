@@ -75,6 +75,28 @@ def _built(model_type: type[ModelT], fields: dict[str, object], pattern: BaseMod
     return model
 
 
+@functools.cache
+def _shape(model_type: type[BaseModel]) -> tuple[set[str], bool]:
+    """The names of a model's fields, and whether it takes others."""
+    return field_names(model_type), model_type.model_config.get("extra") == "allow"
+
+
+def built(model_type: type[ModelT], fields: dict[str, Any]) -> ModelT:
+    """A model of the fields that it wrote as JSON, unvalidated; KeyError if one is missing. The mapping is used up."""
+    names, takes_others = _shape(model_type)
+    others: dict[str, Any] | None = {} if takes_others else None
+    if fields.keys() != names:
+        if not takes_others or not fields.keys() > names:
+            raise KeyError(*(names ^ fields.keys()))
+        others = {name: fields.pop(name) for name in fields.keys() - names}
+    model = object.__new__(model_type)
+    _set(model, "__dict__", fields)
+    _set(model, "__pydantic_extra__", others)
+    _set(model, "__pydantic_fields_set__", names)
+    _set(model, "__pydantic_private__", None)
+    return model
+
+
 def replaced(model: ModelT, **changes: object) -> ModelT:
     """A copy of a model with some fields changed, unvalidated."""
     return _built(type(model), {**model.__dict__, **changes}, model)

@@ -125,7 +125,8 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
         return await (self._claim(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
 
     async def write(self: "LocalStore", *args: object, **kwargs: object) -> Any:
-        return await self._write(Call(op.name, behaviour, args, kwargs, op.watchdog))
+        call = Call(op.name, behaviour, args, kwargs, op.watchdog)
+        return await (self._run_write(call) if self._tracker is None else self._write(call))
 
     async def read(self: "LocalStore", *args: object, **kwargs: object) -> object:
         return await self._read(Call(op.name, behaviour, args, kwargs, op.watchdog))

@@ -21,7 +21,7 @@ from agentlightning.errors import ConfigurationError, SpansEvicted, StoreUnavail
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.behaviour.spans import get_many_span_sequence_ids
 from agentlightning.store.claims import GRANT_SECONDS, Grant
-from agentlightning.store.copies import copied_span, replaced
+from agentlightning.store.copies import copied_span
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES, is_finished
 from agentlightning.store.local import (
     DEFAULT_MAX_ATTEMPT_BYTES,
@@ -205,22 +205,32 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
             weight = weigh_span(span)
             check_size(span, weight, self.limits.span_bytes)
             size += weight if self._span_size_estimator is None else max(0, self._span_size_estimator(span))
-        before, used = entry.attempts[number - 1], entry.usage.get(number, (0, 0))
-        self._undo.append((self._drop_spans, (entry, before, len(entry.spans), used, last_sequence)))
+        used = entry.usage.get(number, (0, 0))
+        usage = used[0] + len(spans), used[1] + size
+        self._check_quota(attempt, *usage)
+        attempt = entry.attempts[number - 1]
+        before = attempt.last_heartbeat_time, len(entry.spans), used, last_sequence
+        self._undo.append((self._drop_spans, (entry, attempt, *before)))
         known = entry.span_ids[number]
         for span in spans:
             entry.spans.append(copied_span(span))
             known.add(span.span_id)
             if span.sequence_id > last_sequence:
                 last_sequence = self._sequences[rollout_id] = span.sequence_id
-        entry.usage[number] = used[0] + len(spans), used[1] + size
+        entry.usage[number] = usage
         entry.span_bytes += size
         self.span_bytes += size
-        alive = entry.attempts[number - 1] = replaced(attempt, last_heartbeat_time=now)
-        return alive
+        attempt.__dict__["last_heartbeat_time"] = now  # in place: nobody else has this object, and spans are many
+        return attempt
 
     def _drop_spans(
-        self, entry: MemoryEntry, attempt: Attempt, place: int, used: tuple[int, int], last_sequence: int
+        self,
+        entry: MemoryEntry,
+        attempt: Attempt,
+        last_heartbeat_time: float | None,
+        place: int,
+        used: tuple[int, int],
+        last_sequence: int,
     ) -> None:
         """Undo `append_spans`: what came from this place on goes, and the attempt is as it was."""
         number = attempt.sequence_id
@@ -230,7 +240,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         entry.usage[number] = used
         entry.span_bytes -= size
         self.span_bytes -= size
-        entry.attempts[number - 1] = attempt
+        attempt.__dict__["last_heartbeat_time"] = last_heartbeat_time
         self._sequences[attempt.rollout_id] = last_sequence
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
@@ -323,6 +333,10 @@ def _reader(field: str, _asked: object = None) -> Callable[[MemoryEntry], Any]:
 # ---------------------------------------------------------------------- the store
 
 
+def _closed() -> StoreUnavailable:
+    return StoreUnavailable("This memory store is closed; make another InMemoryLightningStore.")
+
+
 class InMemoryLightningStore(LocalStore):
     """A store that lives and dies with its process."""
 
@@ -400,7 +414,8 @@ class InMemoryLightningStore(LocalStore):
 
     async def _run_write(self, call: Call) -> object:
         with self._lock:
-            self._check_open()
+            if self._is_closed:
+                raise _closed()
             now = self._clock()
             if call.watchdog and (self._tx.due_heap or now >= self._watch.next_sweep):
                 look = self._watch.look(self._tx.earliest_due(), now)
@@ -412,15 +427,15 @@ class InMemoryLightningStore(LocalStore):
 
     def _transact(self, call: Call, now: float) -> object:
         tx, board = self._tx, self._board
-        due = tx.earliest_due() if board.has_waiters else None
+        due = tx.earliest_due() if tx.due_heap and board.has_waiters else None
         try:
             result = execute(call, tx, now)
         except BaseException:
             tx.take_back()
             raise
         tx.keep()
-        if notices := tx.take_notices():
-            board.publish(notices)
+        if tx.notices:
+            board.publish(tx.take_notices())
         if tx.span_bytes > self._eviction_threshold_bytes:
             self._evict()
         if tx.rollout_bytes > self._eviction_threshold_bytes and not self._has_warned:
@@ -453,13 +468,9 @@ class InMemoryLightningStore(LocalStore):
 
     async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         notices = self._board.after(cursor)
-        if not notices:
-            self._check_open()
+        if not notices and self._is_closed:
+            raise _closed()
         return notices
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise StoreUnavailable("This memory store is closed; make another InMemoryLightningStore.")
 
     async def statistics(self) -> LightningStoreStatistics:
         statistics = await super().statistics()

@@ -31,7 +31,7 @@ from agentlightning.store.tables import (
     rollout_json,
 )
 from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT, SpanLimits
-from agentlightning.store.values import as_json, check_json_size, span_as_json
+from agentlightning.store.values import as_json, check_json_size, span_as_json, span_of_json
 from agentlightning.store.working_set import WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Rollout, Span
 
@@ -273,17 +273,19 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         entry, sequence = self.known(attempt.rollout_id), attempt.sequence_id
         self._load_usage(entry, attempt)
         known, (count, size) = entry.span_ids.get(sequence), entry.usage.get(sequence, (0, 0))
-        before = entry.attempts[sequence - 1]
-        self._undo.append((self._drop_spans, (entry, before, len(self._spans), (count, size))))
-        self._is_holding = True
+        before, rows, added = entry.attempts[sequence - 1], [], 0
         for span in spans:
             body = span_as_json(span)
             check_json_size(span, len(body), self.limits.span_bytes)
-            size += len(body)
-            self._spans.append((entry.number, sequence, span.span_id, span.sequence_id, now, body))
-            if known is not None:
-                known.add(span.span_id)
-        entry.usage[sequence] = count + len(spans), size
+            added += len(body)
+            rows.append((entry.number, sequence, span.span_id, span.sequence_id, now, body))
+        self._check_quota(attempt, count + len(spans), size + added)
+        self._undo.append((self._drop_spans, (entry, before, len(self._spans), (count, size))))
+        self._is_holding = True
+        self._spans += rows
+        if known is not None:
+            known.update([span.span_id for span in spans])
+        entry.usage[sequence] = count + len(spans), size + added
         highest = max([span.sequence_id for span in spans])
         if highest > self._sequences.get(attempt.rollout_id, highest):
             self._set(self._sequences, attempt.rollout_id, highest)
@@ -379,9 +381,9 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             must, parameters = f"{must} AND attempt = ?", [*parameters, of.sequence_id]
         if selection.conditions or selection.sort_by not in (None, "sequence_id"):
             rows, _ = self._select_page("body", "spans", Selection(), must, *parameters)
-            return choose([Span.model_validate_json(body) for (body,) in rows], selection)
+            return choose([span_of_json(body) for (body,) in rows], selection)
         rows, total = self._select_page("body", "spans", selection, must, *parameters)
-        return selection.page([Span.model_validate_json(body) for (body,) in rows], total)
+        return selection.page([span_of_json(body) for (body,) in rows], total)
 
     def _select_page(
         self, columns: str, table: str, selection: Selection, must: str = "", *must_parameters: object

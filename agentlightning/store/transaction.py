@@ -102,12 +102,8 @@ class Transaction(ABC):
 
     @abstractmethod
     def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
-        """Keep copies of spans of an attempt. They are a sign of life: the attempt, with `last_heartbeat_time` set to
-        `now`, is put and returned."""
-
-    @abstractmethod
-    def usage_of(self, attempt: Attempt) -> tuple[int, int]:
-        """How many spans an attempt has written, and how many bytes of them, evicted ones included."""
+        """Keep copies of spans of an attempt, all or, beyond its quota, none. They are a sign of life: the attempt,
+        with `last_heartbeat_time` set to `now`, is put and returned."""
 
     @abstractmethod
     def has_span(self, attempt: Attempt, span_id: str) -> bool: ...

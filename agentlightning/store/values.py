@@ -15,7 +15,8 @@ import orjson
 from pydantic import BaseModel
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
-from agentlightning.types import Rollout, Span, SpanContext
+from agentlightning.store.copies import built
+from agentlightning.types import Event, Link, OtelResource, Rollout, Span, SpanContext, TraceStatus
 from agentlightning.types.attributes import sum_of_numbers
 
 _BYTES_OF_A_SPAN = 2200
@@ -118,6 +119,26 @@ def span_as_json(span: Span) -> bytes:
 
 
 _NULLS = re.compile(b"null").findall
+
+
+def span_of_json(body: bytes) -> Span:
+    """The span that `span_as_json` wrote, without checking it again; at a third of the cost of a validation."""
+    fields = orjson.loads(body)
+    try:
+        fields["status"] = built(TraceStatus, fields["status"])
+        fields["resource"] = built(OtelResource, fields["resource"])
+        for name in ("context", "parent"):
+            if fields[name] is not None:
+                fields[name] = built(SpanContext, fields[name])
+        if fields["events"]:
+            fields["events"] = [built(Event, event) for event in fields["events"]]
+        for link in fields["links"]:
+            link["context"] = built(SpanContext, link["context"])
+        if fields["links"]:
+            fields["links"] = [built(Link, link) for link in fields["links"]]
+        return built(Span, fields)
+    except KeyError:  # of a release that wrote fewer fields
+        return Span.model_validate(orjson.loads(body))
 
 
 def _plain(value: object) -> object:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from agentlightning.errors import QuotaExceeded
 from agentlightning.store.claims import Grant
 from agentlightning.store.lifecycle import is_queuing
 from agentlightning.store.notices import NoticeFields
@@ -85,9 +86,11 @@ class WorkingSet(Transaction, Generic[EntryT]):
 
     def take_notices(self) -> list[NoticeFields]:
         """After a commit: what is to be told."""
-        notices, self.notices = self.notices, []
-        self._kept_notices = 0
-        self.cursor += len(notices)
+        notices = self.notices
+        if notices:
+            self.notices = []
+            self._kept_notices = 0
+            self.cursor += len(notices)
         return notices
 
     def _set(self, mapping: dict[Any, Any], key: object, value: object) -> None:
@@ -162,8 +165,15 @@ class WorkingSet(Transaction, Generic[EntryT]):
         attempts = self.known(rollout_id).attempts
         self._undo.append((attempts.append, (attempts.pop(),)))
 
-    def usage_of(self, attempt: Attempt) -> tuple[int, int]:
-        return self.known(attempt.rollout_id).usage.get(attempt.sequence_id, (0, 0))
+    def _check_quota(self, attempt: Attempt, count: int, size: int) -> None:
+        """Refuse spans that would give an attempt so many, with so many bytes."""
+        limits = self.limits
+        if count > limits.attempt_spans or size > limits.attempt_bytes:
+            raise QuotaExceeded(
+                f"Attempt '{attempt.attempt_id}' of rollout '{attempt.rollout_id}' would exceed its quota of "
+                f"{limits.attempt_spans} spans and {limits.attempt_bytes} bytes; write less, or raise "
+                "max_attempt_spans or max_attempt_bytes of the store."
+            )
 
     def get_last_sequence(self, rollout_id: str) -> int:
         return self._sequences.get(rollout_id, 0)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from agentlightning.errors import InvalidValue, QuotaExceeded, RequestConflict
+from agentlightning.errors import InvalidValue, RequestConflict
 from agentlightning.semconv import AGL_LATE
 from agentlightning.store.behaviour.attempts import change_attempt, find_attempt, known_attempt, status_changes
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
@@ -48,7 +48,7 @@ MOST_LETTERS: Final = 1000
 
 
 def _check(span: Span) -> None:
-    if not isinstance(span, Span):
+    if type(span) is not Span and not isinstance(span, Span):  # the second is a call of Python for models of pydantic
         raise InvalidValue(f"Expected a Span, not a {type(span).__name__}; convert it with Span.from_opentelemetry.")
     if span.attempt_id == "latest":
         raise InvalidValue(f"Span '{span.name}' belongs to attempt 'latest'; name the attempt itself.")
@@ -180,13 +180,6 @@ def _numbered(spans: Sequence[Span], last: int) -> list[Span]:
 def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) -> Attempt:
     """Append spans of an attempt, and tell of them; returns the attempt with this sign of life."""
     alive = tx.append_spans(attempt, spans, now)
-    (count, size), limits = tx.usage_of(attempt), tx.limits
-    if count > limits.attempt_spans or size > limits.attempt_bytes:
-        raise QuotaExceeded(
-            f"Attempt '{attempt.attempt_id}' of rollout '{attempt.rollout_id}' would exceed its quota of "
-            f"{limits.attempt_spans} spans and {limits.attempt_bytes} bytes; write less, or raise max_attempt_spans or "
-            "max_attempt_bytes of the store."
-        )
     for span in spans:
         tx.note("span", attempt.rollout_id, attempt.attempt_id, None, span.name, span.sequence_id)
     return alive
@@ -194,7 +187,7 @@ def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) 
 
 def _note_results(tx: Transaction, rollout: Rollout, spans: Iterable[Span], output: Any | Unset = UNSET) -> Rollout:
     """Write the last reward of these spans, which are of the latest attempt, and the output into the rollout."""
-    changes = {} if isinstance(output, Unset) else {"output": detached(output)}
+    changes = {} if output is UNSET else {"output": detached(output)}
     reward = final_reward_of(spans)
     if reward is not None and reward != rollout.reward and math.isfinite(reward):
         changes["reward"] = reward

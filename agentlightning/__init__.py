@@ -87,7 +87,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "agentlightning.types": (
         *("Triplet", "RolloutLegacy", "Task", "TaskInput", "TaskIfAny", "RolloutRawResultLegacy", "RolloutRawResult"),
         *("RolloutMode", "GenericResponse", "ParallelWorkerBase", "Dataset", "AttemptStatus", "RolloutStatus"),
-        *("RolloutConfig", "Rollout", "Attempt", "AttemptedRollout", "EnqueueRolloutRequest", "Worker", "WorkerStatus"),
+        *("RolloutConfig", "Rollout", "Attempt", "AttemptedRollout", "EnqueueRolloutRequest"),
+        *("RenewedWorker", "Worker", "WorkerStatus"),
         *("Hook", "Resource", "LLM", "ProxyLLM", "PromptTemplate", "ResourceUnion", "NamedResources"),
         *("ResourcesUpdate", "AttributeValue", "Attributes", "TraceState", "SpanContext", "StatusCode", "TraceStatus"),
         *("Event", "Link", "OtelResource", "Span", "SpanCoreFields", "SpanRecordingContext", "SpanNames"),

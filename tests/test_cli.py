@@ -77,7 +77,7 @@ def test_patience_with_silent_workers_reaches_the_served_store(
         store_command.main.parser().parse_args([*options, "--lost-worker-seconds", "7.5"])
     )
 
-    assert store._watch.lost_worker_seconds == 7.5
+    assert store._limits.lease_seconds == 7.5
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

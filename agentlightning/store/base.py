@@ -27,6 +27,7 @@ from agentlightning.types import (
     Notice,
     NoticeKind,
     PaginatedResult,
+    RenewedWorker,
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
@@ -128,13 +129,19 @@ class LightningStore:
 
     @operation("POST", "/queues/rollouts/dequeue-one", who="runner", ids="claim_id")
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, wait: float | None = None, claim_id: str | None = None
+        self,
+        worker_id: str | None = None,
+        *,
+        wait: float | None = None,
+        claim_id: str | None = None,
+        heartbeat_interval: float | None = None,
     ) -> AttemptedRollout | None:
         """Claim the head of the queue: the rollout becomes `preparing` with a new attempt; None if the queue is empty.
 
         Each entry is handed out once. `wait` blocks for up to that many seconds until there is work. Repeated under a
         `claim_id` that the caller made, within ten minutes, it gives the same worker what of that claim is still open.
-        """
+        A worker that says how many seconds lie between its heartbeats gets a lease: it loses the rollout if it does not
+        name the attempt in its heartbeats (`update_worker`)."""
 
     @operation("POST", "/queues/rollouts/dequeue", who="runner", ids="claim_id")
     async def dequeue_many_rollouts(
@@ -144,6 +151,7 @@ class LightningStore:
         worker_id: str | None = None,
         wait: float | None = None,
         claim_id: str | None = None,
+        heartbeat_interval: float | None = None,
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts from the head of the queue; with `wait`, block until there is at least one."""
 
@@ -155,6 +163,7 @@ class LightningStore:
         worker_id: str | None = None,
         wait: float | None = None,
         claim_id: str | None = None,
+        heartbeat_interval: float | None = None,
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Sequence[Claim]:
         """As `dequeue_many_rollouts`, with each rollout's resources; a version that the caller knows is only named."""
@@ -294,6 +303,7 @@ class LightningStore:
         output: Any | Unset = UNSET,
         worker_id: str | None = None,
         claim_id: str | None = None,
+        heartbeat_interval: float | None = None,
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Claim | None:
         """`finish_attempt`, then `claim_rollouts` of one without waiting, as one step; None if the queue is empty."""
@@ -418,8 +428,10 @@ class LightningStore:
         """The worker of that id; None if the store has not heard of it."""
 
     @operation("POST", "/workers/{worker_id}", who="runner", hot=True)
-    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET) -> Worker:
-        """Record a heartbeat of a worker, new or not; the `running_attempts` it names live too (`store/claims.py`)."""
+    async def update_worker(
+        self, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET
+    ) -> RenewedWorker:
+        """Record a heartbeat of a worker, new or not; it renews the leases of the `running_attempts` that it names."""
 
     @operation("POST", "/workers/{worker_id}/lost", who="admin")
     async def mark_worker_lost(self, worker_id: str, reason: str) -> Sequence[str]:

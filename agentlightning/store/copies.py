@@ -18,6 +18,7 @@ from agentlightning.types import (
     AttemptedRollout,
     MetricPoint,
     PaginatedResult,
+    RenewedWorker,
     Resource,
     ResourcesUpdate,
     Rollout,
@@ -32,9 +33,8 @@ ValueT = TypeVar("ValueT")
 
 _KEPT = frozenset({str, int, float, bool, type(None), Span, Claim})
 """What is passed on as it is: what cannot be changed, spans, and claims, which are made of copies."""
-_RECORDS = frozenset(
-    {Attempt, AttemptedRollout, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker}
-)
+_RECORDS = frozenset([Attempt, AttemptedRollout, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, RolloutConfig])
+_RECORDS |= {RenewedWorker, Run, Worker}
 _set = object.__setattr__
 
 

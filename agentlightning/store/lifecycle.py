@@ -32,9 +32,9 @@ QUEUE_STATUSES = frozenset({"queuing", "requeuing"})
 WORKING_STATUSES = frozenset({"preparing", "running"})
 
 LOST_WORKER_SECONDS: Final = 300.0
-"""How long a worker with heartbeats may be silent, unless a store is told otherwise."""
+"""How long a lease lasts, unless a store is told otherwise."""
 MISSED_HEARTBEATS: Final = 3
-"""A worker that beats rarely may be silent for this many of its intervals."""
+"""The lease of a worker that beats rarely lasts this many of its intervals."""
 HEARTBEAT_INTERVAL: Final = "interval_seconds"
 """In the statistics of a heartbeat: the seconds until the next one."""
 DEFAULT_HEARTBEAT_SECONDS: Final = 10.0
@@ -99,24 +99,29 @@ def rollout_status_from_attempts(attempts: Sequence[Attempt], config: RolloutCon
     return rollout_status_from_attempt(latest.model_copy(update={"sequence_id": tried}), config)
 
 
-def is_silent(worker: Worker, now: float, *, patience_seconds: float, counted_since: float) -> bool:
-    """Whether a worker that gave heartbeats has given no sign of life for too long.
-
-    Silence before `counted_since` does not count: the store itself may have been asleep.
-    """
-    if worker.last_heartbeat_time is None:
-        return False
-    signs = (worker.last_heartbeat_time, worker.last_dequeue_time, worker.last_busy_time)
-    last_sign = max(counted_since, *(sign for sign in signs if sign is not None))
-    return now - last_sign > max(patience_seconds, MISSED_HEARTBEATS * _heartbeat_seconds(worker))
+def lease_seconds(least_seconds: float, heartbeat_interval: object) -> float:
+    """How long the lease of a worker with such heartbeats lasts; the interval is the worker's own word."""
+    interval = DEFAULT_HEARTBEAT_SECONDS
+    if isinstance(heartbeat_interval, (int, float)) and not isinstance(heartbeat_interval, bool):
+        interval = min(heartbeat_interval, LONGEST_HEARTBEAT_SECONDS) if heartbeat_interval > 0 else interval
+    return max(least_seconds, MISSED_HEARTBEATS * interval)
 
 
-def _heartbeat_seconds(worker: Worker) -> float:
-    """Until the next heartbeat; statistics are the worker's own, and may hold anything under this name."""
+def has_lost_lease(attempt: Attempt, now: float) -> bool:
+    """Whether a lease has ended of which nothing else decides the attempt."""
+    return attempt.lease_until is not None and now > attempt.lease_until and attempt.status in WORKING_STATUSES
+
+
+def worker_as_seen(worker: Worker, now: float, least_seconds: float) -> Worker:
+    """A worker as it is shown: of one that gave heartbeats and has fallen silent for a lease, nobody knows anything."""
+    if worker.status == "unknown" or worker.last_heartbeat_time is None:
+        return worker
     interval = (worker.heartbeat_stats or {}).get(HEARTBEAT_INTERVAL)
-    if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
-        return DEFAULT_HEARTBEAT_SECONDS
-    return min(interval, LONGEST_HEARTBEAT_SECONDS)
+    last_sign = max(worker.last_heartbeat_time, worker.last_dequeue_time or 0.0, worker.last_busy_time or 0.0)
+    if now - last_sign <= lease_seconds(least_seconds, interval):
+        return worker
+    gone = {"status": "unknown", "current_rollout_id": None, "current_attempt_id": None}
+    return worker.model_copy(update=gone)
 
 
 def run_as_seen(run: Run, now: float) -> Run:
@@ -164,6 +169,8 @@ def due_time(rollout: Rollout, attempt: Attempt | None) -> float | None:
         moments.append(attempt.start_time + config.timeout_seconds)
     if config.unresponsive_seconds is not None:
         moments.append((attempt.last_heartbeat_time or attempt.start_time) + config.unresponsive_seconds)
+    if attempt.lease_until is not None and attempt.status in WORKING_STATUSES:
+        moments.append(attempt.lease_until)
     return min(moments, default=None)
 
 

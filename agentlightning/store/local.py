@@ -20,26 +20,22 @@ from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.behaviour import BEHAVIOURS
 from agentlightning.store.behaviour.attempts import mark_overdue
 from agentlightning.store.behaviour.claims import return_claims
-from agentlightning.store.behaviour.heartbeats import sweep
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.claims import claimed_ids
 from agentlightning.store.copies import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields, checked_kinds
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.store.transaction import Setting, SpanLimits, Transaction
+from agentlightning.store.transaction import Setting, StoreLimits, Transaction
 from agentlightning.types import AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.suspension import Suspensions
 
 Clock = Callable[[], float]
 
 DEFAULT_MAX_SPAN_BYTES = 32 * 1024 * 1024
 DEFAULT_MAX_ATTEMPT_BYTES = 256 * 1024 * 1024
 DEFAULT_MAX_ATTEMPT_SPANS = 100_000
-SWEEPS_SHARE = 0.1
-"""How often silent workers are looked for, as a share of the time they may be silent."""
-PAUSE_SHARE = 0.5
-"""When they were not looked for in this share of it, the store was asleep."""
 OPERATION_SECONDS = "agl_store_operation_seconds"
 
 
@@ -49,40 +45,30 @@ def wall_clock() -> float:
 
 
 class Watchdog:
-    """When the watchdog looks, and at what.
+    """When the watchdog looks at the schedule: once a moment of it has passed, debounced if the user asked for that.
 
-    It looks at the schedule once a moment of it has passed, debounced if the user asked for that, and every so often
-    for workers that fell silent. When it has not come to that for long, its process was stopped or nobody used the
-    store: what was silent meanwhile may have been no less alive, so silence counts from then on.
+    While the store was closed or its process stopped, nobody could take heartbeats: leases count from then on.
     """
 
-    def __init__(self, debounce_seconds: float, lost_worker_seconds: float, now: float) -> None:
-        if not lost_worker_seconds > 0:
-            raise ConfigurationError(
-                f"lost_worker_seconds is {lost_worker_seconds}; give a number above 0, or math.inf to wait for ever."
-            )
-        self.lost_worker_seconds = lost_worker_seconds
-        self._debounce_seconds = debounce_seconds
+    def __init__(self, debounce_seconds: float, now: float, suspensions: Suspensions) -> None:
+        self.debounce_seconds = debounce_seconds
         self._last_look = -math.inf
-        shortest = min(lost_worker_seconds, LOST_WORKER_SECONDS)
-        self._sweep_seconds = shortest * SWEEPS_SHARE
-        self._pause_seconds = shortest * PAUSE_SHARE
-        self._last_sweep = self._counted_since = now
-        self.next_sweep = now + self._sweep_seconds
-        """When to look for silent workers again, at the earliest."""
+        self._counted_since = now
+        self._suspensions = suspensions
+        self._seen_suspensions = 0
 
     def look(self, due: float | None, now: float) -> "Call | None":
         """What to do now, if anything, `due` being the earliest moment of the schedule."""
-        is_overdue = due is not None and now > due and now - self._last_look >= self._debounce_seconds
-        if is_overdue:
-            self._last_look = now
-        if now < self.next_sweep:
-            return SCHEDULE if is_overdue else None
-        if now - self._last_sweep > self._pause_seconds:
-            self._counted_since = now
-        self._last_sweep = now
-        self.next_sweep = now + self._sweep_seconds
-        return Call("watchdog", sweep, (self.lost_worker_seconds, self._counted_since, is_overdue), watchdog=False)
+        if due is None:
+            return None
+        self._suspensions.start()
+        if now <= due or now - self._last_look < self.debounce_seconds:
+            return None
+        self._last_look = now
+        count = self._suspensions.count()
+        if count != self._seen_suspensions:
+            self._seen_suspensions, self._counted_since = count, now
+        return Call("watchdog", mark_overdue, (self._counted_since,), watchdog=False)
 
 
 @dataclass(slots=True)
@@ -153,10 +139,14 @@ class LocalStore(LightningStore):
         kept_notices: int = DEFAULT_CAPACITY,
     ) -> None:
         self.max_span_bytes = max_span_bytes
-        self._limits = SpanLimits(max_span_bytes, max_attempt_bytes, max_attempt_spans)
+        if not lost_worker_seconds > 0:
+            raise ConfigurationError(
+                f"lost_worker_seconds is {lost_worker_seconds}; give a number above 0, or math.inf to wait for ever."
+            )
+        self._limits = StoreLimits(max_span_bytes, max_attempt_bytes, max_attempt_spans, lost_worker_seconds)
         self._clock = clock or wall_clock
         self._start_time = self._clock()
-        self._watch = Watchdog(scan_debounce_seconds, lost_worker_seconds, self._start_time)
+        self._watch = Watchdog(scan_debounce_seconds, self._start_time, Suspensions(self._is_scheduled))
         self._board = NoticeBoard(kept_notices)
         self._tracker = tracker
         if tracker is not None:
@@ -179,6 +169,10 @@ class LocalStore(LightningStore):
     @abstractmethod
     async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         """The next committed notices behind a cursor; None if some of them are gone."""
+
+    def _is_scheduled(self) -> bool:
+        """Whether the watchdog has anything to wait for."""
+        return self.state == "open" and self._next_due() is not None
 
     def _run_claim(self, call: Call) -> Awaitable[object]:
         """Run a call that writes, and whose result must not be lost when the caller is cancelled."""
@@ -275,9 +269,9 @@ class LocalStore(LightningStore):
 
     async def _sleep(self, listener: Listener, deadline: float) -> bool:
         """Whether it was woken before the deadline (monotonic), and before the moment the watchdog must look."""
-        due = self._next_due()
-        due = self._watch.next_sweep if due is None else min(due, self._watch.next_sweep)
-        remaining = min(deadline - time.monotonic(), max(due - self._clock(), 0.0) + _PAST_DUE_SECONDS)
+        due, remaining = self._next_due(), deadline - time.monotonic()
+        if due is not None:
+            remaining = min(remaining, max(due - self._clock(), 0.0) + _PAST_DUE_SECONDS)
         return await listener.wait(None if math.isinf(remaining) else max(remaining, 0.0))
 
     def subscribe(
@@ -353,7 +347,3 @@ _PAST_DUE_SECONDS = 0.001
 
 _LOOK = Call("look", lambda tx, now: None)
 """Nothing but an occasion for the watchdog."""
-
-
-SCHEDULE = Call("watchdog", mark_overdue, watchdog=False)
-"""The look at what has run out of time."""

@@ -29,17 +29,19 @@ from agentlightning.store.local import (
     Call,
     Clock,
     LocalStore,
+    Watchdog,
     execute,
 )
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.rollout_index import Columns, index_reader
 from agentlightning.store.selection import FEW, Selection, choose
-from agentlightning.store.transaction import OpenSpans, SelectedT, SpanLimits
+from agentlightning.store.transaction import OpenSpans, SelectedT, StoreLimits
 from agentlightning.store.values import check_size, weigh_rollout, weigh_span
 from agentlightning.store.working_set import Entry, WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, Run, Span, Worker
 from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.suspension import Suspensions
 from agentlightning.utils.system_snapshot import container_memory_limits
 
 __all__ = ["InMemoryLightningStore", "estimate_model_size"]
@@ -95,7 +97,7 @@ class MemoryEntry(Entry):
 class MemoryTransaction(WorkingSet[MemoryEntry]):
     """All state of a memory store, and the transaction that is open on it."""
 
-    def __init__(self, limits: SpanLimits, span_size_estimator: Callable[[Span], int] | None) -> None:
+    def __init__(self, limits: StoreLimits, span_size_estimator: Callable[[Span], int] | None) -> None:
         super().__init__(limits)
         self.span_bytes = 0
         self.rollout_bytes = 0
@@ -417,7 +419,7 @@ class InMemoryLightningStore(LocalStore):
             if self._is_closed:
                 raise _closed()
             now = self._clock()
-            if call.watchdog and (self._tx.due_heap or now >= self._watch.next_sweep):
+            if call.watchdog and self._tx.due_heap:
                 look = self._watch.look(self._tx.earliest_due(), now)
                 if look is not None:
                     self._transact(look, now)
@@ -486,6 +488,7 @@ class InMemoryLightningStore(LocalStore):
             state = dict(self.__dict__)
         state["_board"] = self._board.cursor
         state["_tracker"] = None
+        state["_watch"] = self._watch.debounce_seconds
         del state["_lock"]
         return state
 
@@ -494,3 +497,4 @@ class InMemoryLightningStore(LocalStore):
         self._lock = threading.Lock()
         self._board = NoticeBoard()
         self._board.start_at(state["_board"])
+        self._watch = Watchdog(state["_watch"], self._clock(), Suspensions(self._is_scheduled))

@@ -30,7 +30,7 @@ from agentlightning.store.tables import (
     rollout_as_read,
     rollout_json,
 )
-from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT, SpanLimits
+from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT, StoreLimits
 from agentlightning.store.values import as_json, check_json_size, span_as_json, span_of_json
 from agentlightning.store.working_set import WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Rollout, Span
@@ -57,7 +57,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     span_counts: ClassVar[str]
     """The number of all spans and their bytes, as two columns."""
 
-    def __init__(self, limits: SpanLimits) -> None:
+    def __init__(self, limits: StoreLimits) -> None:
         self.is_spoiled = False
         """Whether rows of the operation in progress are in the database, so that undoing it here is not enough."""
         self.earliest_due: float | None = None
@@ -254,7 +254,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         row = attempt_row(attempt, entry.number)
         self._hold("attempts", (entry.number, attempt.sequence_id), row)
         if attempt.metadata is not None:
-            attempt = replaced(attempt, metadata=orjson.loads(row[-1]))
+            attempt = replaced(attempt, metadata=orjson.loads(row[-2]))
         is_error_kept = len(entry.attempts) == attempt.sequence_id and entry.attempts[-1].status in ENDED_BADLY
         super()._put_attempt(entry, attempt)
         if is_error_kept or attempt.status in ENDED_BADLY or len(entry.attempts) > 1:

@@ -21,7 +21,7 @@ Row = tuple[Any, ...]
 ROLLOUT_COLUMNS = "rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output"
 ATTEMPT_COLUMNS = (
     "rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata, "
-    "heartbeat_span"
+    "lease_until, heartbeat_span"
 )
 SELECT_NOTICES = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor LIMIT ?"
 ALL_ROWS = 2**31
@@ -31,7 +31,7 @@ SELECT r.number, q.position, r.due, x.reward, i.body, {", ".join(f"r.{name}" for
        coalesce((SELECT arrival_time FROM spans
                  WHERE spans.rollout = a.rollout AND spans.attempt = a.sequence_id AND spans.number > a.heartbeat_span
                  ORDER BY spans.number DESC LIMIT 1), a.last_heartbeat_time),
-       a.metadata
+       a.metadata, a.lease_until
 FROM rollouts r
 JOIN inputs i ON i.rollout = r.number
 LEFT JOIN rollout_index x ON x.rollout = r.number
@@ -105,7 +105,7 @@ def _config_of(body: bytes) -> RolloutConfig:
 
 
 def attempt_of(row: Row, rollout_id: str) -> Attempt:
-    sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata = row
+    sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata, lease_until = row
     return Attempt(
         rollout_id=rollout_id,
         attempt_id=attempt_id,
@@ -116,6 +116,7 @@ def attempt_of(row: Row, rollout_id: str) -> Attempt:
         worker_id=worker_id,
         last_heartbeat_time=last_heartbeat_time,
         metadata=orjson.loads(metadata),
+        lease_until=lease_until,
     )
 
 
@@ -123,7 +124,7 @@ def attempt_row(attempt: Attempt, rollout_number: int) -> Row:
     """Without the number of the newest span, which its heartbeat covers."""
     described = (attempt.attempt_id, attempt.status, attempt.start_time, attempt.end_time, attempt.worker_id)
     metadata = as_json(attempt.metadata, "metadata")
-    return (rollout_number, attempt.sequence_id, *described, attempt.last_heartbeat_time, metadata)
+    return (rollout_number, attempt.sequence_id, *described, attempt.last_heartbeat_time, metadata, attempt.lease_until)
 
 
 @dataclass(frozen=True)

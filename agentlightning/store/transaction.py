@@ -40,12 +40,13 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanLimits:
-    """How large a span may be, and how much all spans of one attempt."""
+class StoreLimits:
+    """How large a span may be, how much all spans of one attempt, and how long a lease lasts at least."""
 
     span_bytes: int
     attempt_bytes: int
     attempt_spans: int
+    lease_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ SelectedT = TypeVar("SelectedT", bound=Rollout | Span | ResourcesUpdate | Worker
 class Transaction(ABC):
     """Reads and writes that take effect together or not at all."""
 
-    limits: SpanLimits
+    limits: StoreLimits
     cursor = 0
     """Number of the newest committed notice, where the transaction gives notices their cursors."""
     notices: list[NoticeFields]

@@ -15,7 +15,7 @@ from agentlightning.errors import QuotaExceeded
 from agentlightning.store.claims import Grant
 from agentlightning.store.lifecycle import is_queuing
 from agentlightning.store.notices import NoticeFields
-from agentlightning.store.transaction import KeyedT, OpenSpans, Record, Setting, SpanLimits, Transaction
+from agentlightning.store.transaction import KeyedT, OpenSpans, Record, Setting, StoreLimits, Transaction
 from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Worker
 
 RECORD_KEYS: dict[type, str] = {
@@ -57,7 +57,7 @@ EntryT = TypeVar("EntryT", bound=Entry)
 class WorkingSet(Transaction, Generic[EntryT]):
     """Entries, records, the queue, notices, and how to undo what was done to them."""
 
-    def __init__(self, limits: SpanLimits) -> None:
+    def __init__(self, limits: StoreLimits) -> None:
         self.limits = limits
         self.notices: list[NoticeFields] = []
         self._kept_notices = 0

@@ -38,6 +38,7 @@ __all__ = [
     "Attempt",
     "AttemptedRollout",
     "EnqueueRolloutRequest",
+    "RenewedWorker",
     "Worker",
     "WorkerStatus",
     "Hook",
@@ -103,6 +104,8 @@ class Attempt(BaseModel):
     worker_id: str | None = None
     last_heartbeat_time: float | None = None
     metadata: dict[str, Any] | None = None
+    lease_until: float | None = Field(default=None, exclude_if=functools.partial(operator.is_, None))
+    """When the attempt is lost unless its worker has named it in a heartbeat; None for a worker without heartbeats."""
 
 
 class Rollout(BaseModel):
@@ -176,6 +179,13 @@ class Worker(BaseModel):
     last_idle_time: float | None = None
     current_rollout_id: str | None = None
     current_attempt_id: str | None = None
+
+
+class RenewedWorker(Worker):
+    """A worker as its heartbeat leaves it."""
+
+    lost_attempts: list[tuple[str, str]] = []
+    """Ids of rollout and attempt of those that the heartbeat named and that are the worker's no more."""
 
 
 TASK_ROW: Final = "agentlightning.task"

@@ -1,4 +1,4 @@
-"""Heartbeats that name what a worker works on, and workers that fall silent, over every back end."""
+"""Leases: heartbeats that name what a worker works on, and workers that fall silent, over every back end."""
 
 from typing import Any
 
@@ -6,25 +6,27 @@ from agentlightning.store import LightningStore
 from agentlightning.types import Attempt, AttemptedRollout, RolloutConfig
 from tests.contract.conftest import known
 
-LOST_SECONDS = 300.0
-STEP_SECONDS = 30.0
-"""How often the store is used, so that it does not count as asleep."""
+LEASE_SECONDS = 300.0
+BEAT_SECONDS = 10.0
 
 
-async def pass_time(store: LightningStore, clock: Any, seconds: float, *alive: str) -> None:
-    """Let time go by while the store is in use and some workers live."""
-    while seconds > 0:
-        clock.advance(min(STEP_SECONDS, seconds))
-        seconds -= STEP_SECONDS
-        for worker_id in alive:
-            await store.update_worker(worker_id, {})
-        await store.query_workers(limit=0)
+def naming(*rollouts: AttemptedRollout) -> dict[str, Any]:
+    return {
+        "interval_seconds": BEAT_SECONDS,
+        "running_attempts": [[rollout.rollout_id, rollout.attempt.attempt_id] for rollout in rollouts],
+    }
+
+
+async def leased(store: LightningStore, worker_id: str, interval: float = BEAT_SECONDS, **config: Any) -> Any:
+    """A rollout that a worker with heartbeats has claimed."""
+    rollout = await store.enqueue_rollout("task", config=RolloutConfig(**config))
+    claim = known(await store.dequeue_rollout(worker_id=worker_id, heartbeat_interval=interval))
+    assert claim.rollout_id == rollout.rollout_id
+    return claim
 
 
 async def claimed(store: LightningStore, worker_id: str, **config: Any) -> str:
-    rollout = await store.enqueue_rollout("task", config=RolloutConfig(**config))
-    assert known(await store.dequeue_rollout(worker_id=worker_id)).rollout_id == rollout.rollout_id
-    return rollout.rollout_id
+    return (await leased(store, worker_id, **config)).rollout_id
 
 
 async def status_of(store: LightningStore, rollout_id: str) -> str:
@@ -39,48 +41,120 @@ async def test_worker_that_falls_silent_loses_its_claim(store: LightningStore, c
     await store.update_worker("w", {})
     rollout_id = await claimed(store, "w")
 
-    await pass_time(store, clock, LOST_SECONDS)
+    clock.advance(LEASE_SECONDS)
     before = await status_of(store, rollout_id)
-    await pass_time(store, clock, STEP_SECONDS)
+    clock.advance(1)
 
     assert (before, await status_of(store, rollout_id)) == ("preparing", "requeuing")
     (attempt,) = await attempts_of(store, rollout_id)
     error = (attempt.metadata or {})["error"]
     assert (attempt.status, error["type"]) == ("unresponsive", "WorkerLost")
-    assert "worker w has been silent for 330 s" in error["message"]
+    assert "worker w has been silent for 301 s" in error["message"]
     gone = known(await store.get_worker_by_id("w"))
     assert (gone.status, gone.current_attempt_id) == ("unknown", None)
 
 
-async def test_worker_that_gives_no_heartbeats_is_never_lost(store: LightningStore, clock: Any) -> None:
-    rollout_id = await claimed(store, "w")
-    await pass_time(store, clock, 10 * LOST_SECONDS)
-    assert await status_of(store, rollout_id) == "preparing"
+async def test_lease_lasts_as_long_as_heartbeats_name_the_attempt(store: LightningStore, clock: Any) -> None:
+    named, unnamed = await leased(store, "w"), await leased(store, "w")
+
+    for _ in range(4):
+        clock.advance(LEASE_SECONDS / 2)
+        answer = await store.update_worker("w", naming(named))
+
+    assert answer.lost_attempts == []
+    assert await status_of(store, named.rollout_id) == "running"
+    assert await status_of(store, unnamed.rollout_id) == "requeuing"
+
+
+async def test_spans_renew_no_lease(store: LightningStore, clock: Any, make_span: Any) -> None:
+    claim = await leased(store, "w")
+    clock.advance(LEASE_SECONDS - 1)
+    await store.add_span(make_span(claim))
+    clock.advance(2)
+
+    assert await status_of(store, claim.rollout_id) == "requeuing"
+
+
+async def test_claims_of_workers_without_heartbeats_and_started_rollouts_have_no_lease(
+    store: LightningStore, clock: Any
+) -> None:
+    silent = await claimed(store, "w", interval=0)
+    nameless = await store.enqueue_rollout("task")
+    await store.dequeue_rollout(heartbeat_interval=BEAT_SECONDS)
+    started = await store.start_rollout("task", worker_id="v")
+    await store.update_worker("v", naming(started))
+
+    clock.advance(10 * LEASE_SECONDS)
+
+    ids = (silent, nameless.rollout_id, started.rollout_id)
+    assert [await status_of(store, each) for each in ids] == ["preparing", "preparing", "running"]
 
 
 async def test_worker_that_beats_rarely_may_miss_three_beats(store: LightningStore, clock: Any) -> None:
-    await store.update_worker("w", {"interval_seconds": 200})
-    rollout_id = await claimed(store, "w")
+    rollout_id = await claimed(store, "w", interval=200)
 
-    await pass_time(store, clock, 2 * LOST_SECONDS)
+    clock.advance(600)
     before = await status_of(store, rollout_id)
-    await pass_time(store, clock, STEP_SECONDS)
+    clock.advance(1)
 
     assert (before, await status_of(store, rollout_id)) == ("preparing", "requeuing")
 
 
-async def test_silence_while_the_store_slept_does_not_count(store: LightningStore, clock: Any) -> None:
-    await store.update_worker("w", {})
-    rollout_id = await claimed(store, "w")
+async def test_time_that_has_run_out_is_decided_before_the_lease(store: LightningStore, clock: Any) -> None:
+    rollout_id = await claimed(store, "w", timeout_seconds=LEASE_SECONDS)
+    clock.advance(LEASE_SECONDS + 1)
 
-    clock.advance(10 * LOST_SECONDS)
-    after_sleep = await status_of(store, rollout_id)
-    await pass_time(store, clock, LOST_SECONDS)
-    before = await status_of(store, rollout_id)
-    await pass_time(store, clock, STEP_SECONDS)
+    assert await status_of(store, rollout_id) == "failed"
+    assert [attempt.status for attempt in await attempts_of(store, rollout_id)] == ["timeout"]
 
-    assert (after_sleep, before) == ("preparing", "preparing")
-    assert await status_of(store, rollout_id) == "requeuing"
+
+async def test_lost_work_goes_to_the_tail_in_the_order_of_its_leases(store: LightningStore, clock: Any) -> None:
+    later, earlier = await leased(store, "w"), await leased(store, "w")
+    waiting = await store.enqueue_rollout("task")
+    clock.advance(1)
+    await store.update_worker("w", naming(later))
+    clock.advance(LEASE_SECONDS + 1)
+
+    again = await store.dequeue_many_rollouts(limit=4)
+
+    assert [claim.rollout_id for claim in again] == [waiting.rollout_id, earlier.rollout_id, later.rollout_id]
+
+
+async def test_heartbeat_tells_of_attempts_that_are_the_workers_no_more(store: LightningStore, clock: Any) -> None:
+    lost = await leased(store, "w")
+    clock.advance(1)
+    cancelled, kept = await leased(store, "w"), await leased(store, "w")
+    await store.update_rollout(cancelled.rollout_id, status="cancelled")
+    clock.advance(LEASE_SECONDS + 1)
+
+    given_up = await store.update_worker("w", naming(lost))
+    another = await store.dequeue_rollout(worker_id="v")
+    answer = await store.update_worker("w", naming(lost, cancelled, kept))
+
+    assert known(another).rollout_id == lost.rollout_id
+    assert given_up.lost_attempts == []  # it may still end before another begins
+    expected = [(claim.rollout_id, claim.attempt.attempt_id) for claim in (lost, cancelled)]
+    assert [tuple(pair) for pair in answer.lost_attempts] == expected
+
+
+async def test_claim_without_a_lease_gets_one_with_the_next_heartbeat(store: LightningStore, clock: Any) -> None:
+    await store.enqueue_rollout("task")
+    claim = known(await store.dequeue_rollout(worker_id="w"))
+    await store.update_worker("w", naming(claim))
+    clock.advance(LEASE_SECONDS + 1)
+
+    assert await status_of(store, claim.rollout_id) == "requeuing"
+
+
+async def test_silent_worker_is_shown_as_unknown(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {"interval_seconds": BEAT_SECONDS})
+    assert await store.dequeue_rollout(worker_id="w") is None
+    before = known(await store.get_worker_by_id("w")).status
+    clock.advance(LEASE_SECONDS + 1)
+
+    assert (before, known(await store.get_worker_by_id("w")).status) == ("idle", "unknown")
+    assert [worker.worker_id for worker in await store.query_workers(status_in=["unknown"])] == ["w"]
+    assert list(await store.query_workers(status_in=["idle"])) == []
 
 
 async def test_lost_attempts_do_not_count_as_tried(store: LightningStore, clock: Any) -> None:
@@ -140,28 +214,27 @@ async def test_loss_is_an_unresponsive_attempt_where_requeueing_is_switched_off(
 
 
 async def test_worker_that_comes_back_works_on(store: LightningStore, clock: Any, make_span: Any) -> None:
-    await store.update_worker("w", {})
-    rollout = await store.start_rollout("task", worker_id="w")
-    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS)
+    claim = await leased(store, "w")
+    clock.advance(LEASE_SECONDS + 1)
+    lost = await status_of(store, claim.rollout_id)
 
-    await store.add_span(make_span(rollout))
+    await store.add_span(make_span(claim))
 
-    assert await status_of(store, rollout.rollout_id) == "running"
-    (attempt,) = await attempts_of(store, rollout.rollout_id)
+    assert (lost, await status_of(store, claim.rollout_id)) == ("requeuing", "running")
+    assert await store.dequeue_rollout(worker_id="v") is None
+    (attempt,) = await attempts_of(store, claim.rollout_id)
     assert attempt.status == "running"
 
 
 async def test_worker_that_comes_back_and_claims_can_be_lost_again(store: LightningStore, clock: Any) -> None:
-    await store.update_worker("w", {})
     rollout_id = await claimed(store, "w")
-    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS)
-    await store.update_worker("w", {})
-    assert await store.dequeue_rollout(worker_id="w") is not None
+    clock.advance(LEASE_SECONDS + 1)
+    assert await store.dequeue_rollout(worker_id="w", heartbeat_interval=BEAT_SECONDS) is not None
 
-    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS)
+    clock.advance(LEASE_SECONDS + 1)
 
-    assert [attempt.status for attempt in await attempts_of(store, rollout_id)] == ["unresponsive"] * 2
     assert await status_of(store, rollout_id) == "requeuing"
+    assert [attempt.status for attempt in await attempts_of(store, rollout_id)] == ["unresponsive"] * 2
 
 
 async def test_marking_a_worker_lost_leaves_what_it_has_ended_alone(store: LightningStore) -> None:
@@ -175,28 +248,9 @@ async def test_marking_a_worker_lost_leaves_what_it_has_ended_alone(store: Light
     assert await status_of(store, ended) == "succeeded"
 
 
-async def test_all_claims_of_a_lost_worker_are_given_back_and_taken_by_another(
-    store: LightningStore, clock: Any
-) -> None:
-    await store.update_worker("w", {})
-    ids = [await claimed(store, "w") for _ in range(3)]
-    others = await claimed(store, "v")
-
-    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS, "v")
-
-    assert [await status_of(store, rollout_id) for rollout_id in ids] == ["requeuing"] * 3
-    assert await status_of(store, others) == "preparing"
-    again = await store.dequeue_many_rollouts(limit=4, worker_id="v")
-    assert [(claim.rollout_id, claim.attempt.sequence_id) for claim in again] == [(each, 2) for each in ids]
-
-
 # ---------------------------------------------------------------------- heartbeats that name attempts
 
 SILENCE = RolloutConfig(unresponsive_seconds=10)
-
-
-def naming(*rollouts: AttemptedRollout) -> dict[str, Any]:
-    return {"running_attempts": [[rollout.rollout_id, rollout.attempt.attempt_id] for rollout in rollouts]}
 
 
 async def seen(store: LightningStore, rollout: AttemptedRollout) -> Attempt:

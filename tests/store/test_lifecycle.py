@@ -10,12 +10,13 @@ from agentlightning.store.lifecycle import (
     DUE_NOW,
     ROLLOUT_STATUSES,
     due_time,
-    is_silent,
+    lease_seconds,
     loss_of,
     overdue_status,
     rollout_status_from_attempt,
     rollout_status_from_attempts,
     run_as_seen,
+    worker_as_seen,
 )
 from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Run, Worker
 
@@ -150,10 +151,9 @@ def test_fourth_loss_counts_as_a_try() -> None:
     ],
     ids=["none", "claims only", "heartbeat", "claim", "work", "ended by the store"],
 )
-def test_worker_is_silent_when_its_last_sign_is_old(signs: dict[str, float], expected: bool) -> None:
-    worker = Worker(worker_id="w", **signs)  # type: ignore[arg-type] # all of them are times
-    assert is_silent(worker, START, patience_seconds=300, counted_since=0.0) is expected
-    assert not is_silent(worker, START, patience_seconds=300, counted_since=800.0)
+def test_worker_is_unknown_when_its_last_sign_is_old(signs: dict[str, float], expected: bool) -> None:
+    worker = Worker(worker_id="w", status="busy", **signs)  # type: ignore[arg-type] # all of them are times
+    assert (worker_as_seen(worker, START, 300).status == "unknown") is expected
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,8 @@ def test_worker_is_silent_when_its_last_sign_is_old(signs: dict[str, float], exp
     + [(200, 600), (10**400, 3 * 3600), (1e308, 3 * 3600), (float("inf"), 3 * 3600)],
     ids=str,
 )
-def test_worker_may_miss_three_beats_of_an_interval_within_reason(interval: Any, longest_seconds: int) -> None:
-    worker = Worker(worker_id="w", last_heartbeat_time=0.0, heartbeat_stats={"interval_seconds": interval})
-    assert not is_silent(worker, longest_seconds, patience_seconds=300, counted_since=0.0)
-    assert is_silent(worker, longest_seconds + 1, patience_seconds=300, counted_since=0.0)
+def test_lease_lasts_three_beats_of_an_interval_within_reason(interval: Any, longest_seconds: int) -> None:
+    assert lease_seconds(300, interval) == longest_seconds
 
 
 @pytest.mark.parametrize("last_time", [10**400, float("nan"), -5, "now", START + 10_000], ids=str)

@@ -25,8 +25,8 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 async def claimed_and_silent(store: LightningStore) -> str:
-    await store.update_worker("w", {"interval_seconds": 0.01})
-    rollout = await store.start_rollout("task", config=RolloutConfig(requeue_lost=False), worker_id="w")
+    rollout = await store.enqueue_rollout("task", config=RolloutConfig(requeue_lost=False))
+    await store.dequeue_rollout("w", heartbeat_interval=0.01)
     return rollout.rollout_id
 
 
@@ -47,6 +47,35 @@ async def test_who_only_waits_or_subscribes_learns_of_a_lost_worker(make_store: 
     await store.close()
 
     assert (name, [rollout.status for rollout in finished]) == ("w", ["failed", "failed"])
+
+
+async def test_leases_count_anew_when_a_store_is_opened(tmp_path: Path, clock: Any) -> None:
+    async with SqliteLightningStore(tmp_path / "s.db", clock=clock) as store:
+        rollout_id = await claimed_and_silent(store)
+    clock.advance(10_000)
+
+    async with SqliteLightningStore(tmp_path / "s.db", clock=clock) as store:
+        statuses = [(await store.get_rollout_by_id(rollout_id)).status]
+        for seconds in (300, 1):
+            clock.advance(seconds)
+            statuses.append((await store.get_rollout_by_id(rollout_id)).status)
+
+    assert statuses == ["preparing", "preparing", "failed"]
+
+
+async def test_leases_count_anew_when_the_process_was_stopped(make_store: Any, clock: Any) -> None:
+    store = make_store(clock=clock)
+    rollout_id = await claimed_and_silent(store)
+    await store.get_rollout_by_id(rollout_id)
+    clock.advance(1000)
+    store._watch._suspensions._last_tick = (0.0, 0.0)  # as after a stop: the last tick was long ago
+
+    statuses = [(await store.get_rollout_by_id(rollout_id)).status]
+    clock.advance(301)
+    statuses.append((await store.get_rollout_by_id(rollout_id)).status)
+    await store.close()
+
+    assert statuses == ["preparing", "failed"]
 
 
 def test_time_that_is_not_positive_is_refused() -> None:

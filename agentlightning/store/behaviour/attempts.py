@@ -1,5 +1,7 @@
 """What the store does with attempts, and what the watchdog does about those that run out of time."""
 
+import logging
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,18 +17,24 @@ from agentlightning.store.behaviour.workers import release_worker, show_worker_b
 from agentlightning.store.copies import attempted, detached, replaced
 from agentlightning.store.lifecycle import (
     ATTEMPT_STATUSES,
+    HEARTBEAT_INTERVAL,
     WORKING_STATUSES,
     attempt_end_time,
     due_time,
+    has_lost_lease,
     is_lost,
     is_running,
+    lease_seconds,
+    loss_of,
     overdue_status,
     rollout_status_from_attempts,
 )
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Transaction
-from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, PaginatedResult, Rollout
+from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, PaginatedResult, Rollout, Worker
+
+logger = logging.getLogger(__name__)
 
 ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
 """Fields a query may sort by."""
@@ -127,9 +135,31 @@ def change_attempt(
     return changed
 
 
-def mark_overdue(tx: Transaction, now: float) -> None:
-    """The watchdog: end attempts that took too long or fell silent, and finish or requeue their rollouts."""
-    for rollout_id in tx.overdue(now):
+def lose_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, reason: str) -> Attempt:
+    """End an attempt that was lost with its worker."""
+    metadata = {**(attempt.metadata or {}), "error": loss_of(reason, now)}
+    return change_attempt(tx, now, rollout, attempt, {**status_changes("unresponsive", now), "metadata": metadata})
+
+
+def new_lease(tx: Transaction, since: float, worker: Worker | None) -> float | None:
+    """When a lease ends that this worker gets at a time; None in a store that waits for workers for ever."""
+    stats = worker.heartbeat_stats if worker is not None else None
+    seconds = lease_seconds(tx.limits.lease_seconds, (stats or {}).get(HEARTBEAT_INTERVAL))
+    return None if math.isinf(seconds) else since + seconds
+
+
+def mark_overdue(tx: Transaction, now: float, counted_since: float) -> None:
+    """The watchdog: end attempts that took too long or fell silent, and finish or requeue their rollouts.
+
+    Args:
+        counted_since: Before this moment nobody may have taken heartbeats, so every lease is renewed as of then.
+    """
+
+    def lease_end(rollout_id: str) -> float:
+        attempt = latest_attempt(tx, rollout_id)
+        return 0.0 if attempt is None or attempt.lease_until is None else attempt.lease_until
+
+    for rollout_id in sorted(tx.overdue(now), key=lease_end):
         rollout = known_rollout(tx, rollout_id)
         attempt = latest_attempt(tx, rollout_id)
         if attempt is None or not is_running(rollout):
@@ -139,5 +169,15 @@ def mark_overdue(tx: Transaction, now: float) -> None:
         if status is not None:
             end_time = attempt.end_time if status == attempt.status else attempt_end_time(status, now)
             attempt = change_attempt(tx, now, rollout, attempt, {"status": status, "end_time": end_time})
-            rollout = known_rollout(tx, rollout_id)
-        tx.schedule(rollout_id, due_time(rollout, attempt))
+        elif has_lost_lease(attempt, now):
+            worker = None if attempt.worker_id is None else tx.get(Worker, attempt.worker_id)
+            renewed = new_lease(tx, counted_since, worker)
+            if renewed is None or renewed >= now:
+                attempt = replaced(attempt, lease_until=renewed)
+                tx.put(attempt)
+            else:
+                last_sign = max(attempt.start_time, (worker and worker.last_heartbeat_time) or 0.0)
+                reason = f"worker {attempt.worker_id} has been silent for {now - last_sign:.0f} s"
+                logger.info("Lost: %s.", reason)
+                attempt = lose_attempt(tx, now, rollout, attempt, reason)
+        tx.schedule(rollout_id, due_time(known_rollout(tx, rollout_id), attempt))

@@ -1,6 +1,7 @@
 """What the store does when a runner takes work: claims, their return, and going from one rollout to the next."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from agentlightning.errors import InvalidQuery
 from agentlightning.store.behaviour.resources import get_latest_resources, get_resources_by_id
@@ -9,7 +10,7 @@ from agentlightning.store.behaviour.spans import end_attempt, find_grant, put_gr
 from agentlightning.store.behaviour.workers import release_worker, show_worker_idle
 from agentlightning.store.claims import Claim, Grant, ResourcesVersion, claim_with, claimed_ids
 from agentlightning.store.copies import attempted, detached
-from agentlightning.store.lifecycle import is_queuing, is_running
+from agentlightning.store.lifecycle import is_queuing, is_running, lease_seconds
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.transaction import Transaction
 from agentlightning.types import AttemptedRollout, AttemptStatus, Rollout, RolloutStatus, Span
@@ -22,8 +23,10 @@ def dequeue_rollout(
     *,
     wait: float | None = None,
     claim_id: str | None = None,
+    heartbeat_interval: float | None = None,
 ) -> AttemptedRollout | None:
-    claimed = dequeue_many_rollouts(tx, now, worker_id=worker_id, wait=wait, claim_id=claim_id)
+    options: dict[str, Any] = {"wait": wait, "claim_id": claim_id, "heartbeat_interval": heartbeat_interval}
+    claimed = dequeue_many_rollouts(tx, now, worker_id=worker_id, **options)
     return claimed[0] if claimed else None
 
 
@@ -35,12 +38,18 @@ def dequeue_many_rollouts(
     worker_id: str | None = None,
     wait: float | None = None,
     claim_id: str | None = None,
+    heartbeat_interval: float | None = None,
 ) -> list[AttemptedRollout]:
     """With `wait`, the store looks again if there is nothing now."""
     if limit < 1:
         raise InvalidQuery(f"limit is {limit}; claim at least one rollout.")
     grant = None if claim_id is None else find_grant(tx, "claim", claim_id, worker_id)
-    return _take(tx, now, limit, worker_id, wait, claim_id) if grant is None else _still_open(tx, grant)
+    if grant is not None:
+        return _still_open(tx, grant)
+    claimed = _take(tx, now, limit, worker_id, heartbeat_interval)
+    if claim_id is not None and (claimed or not wait):
+        put_grant(tx, now, "claim", claim_id, worker_id, claimed_ids(claimed))
+    return claimed
 
 
 def claim_rollouts(
@@ -51,9 +60,11 @@ def claim_rollouts(
     worker_id: str | None = None,
     wait: float | None = None,
     claim_id: str | None = None,
+    heartbeat_interval: float | None = None,
     known_resources: Sequence[ResourcesVersion] = (),
 ) -> list[Claim]:
-    claimed = dequeue_many_rollouts(tx, now, limit=limit, worker_id=worker_id, wait=wait, claim_id=claim_id)
+    options: dict[str, Any] = {"wait": wait, "claim_id": claim_id, "heartbeat_interval": heartbeat_interval}
+    claimed = dequeue_many_rollouts(tx, now, limit=limit, worker_id=worker_id, **options)
     return _with_resources(tx, now, claimed, known_resources)
 
 
@@ -69,6 +80,7 @@ def finish_and_claim(
     output: object = UNSET,
     worker_id: str | None = None,
     claim_id: str | None = None,
+    heartbeat_interval: float | None = None,
     known_resources: Sequence[ResourcesVersion] = (),
 ) -> Claim | None:
     grant = None if claim_id is None else find_grant(tx, "claim", claim_id, worker_id)
@@ -80,26 +92,29 @@ def finish_and_claim(
             output=output,
             claiming_worker=worker_id,
         )
-        claimed = _take(tx, now, 1, worker_id, None, claim_id)
+        claimed = _take(tx, now, 1, worker_id, heartbeat_interval)
+        if claim_id is not None:
+            put_grant(tx, now, "claim", claim_id, worker_id, claimed_ids(claimed))
     else:  # both steps were done together, and stay done
         claimed = _still_open(tx, grant)
     return next(iter(_with_resources(tx, now, claimed, known_resources)), None)
 
 
 def _take(
-    tx: Transaction, now: float, limit: int, worker_id: str | None, wait: float | None, claim_id: str | None
+    tx: Transaction, now: float, limit: int, worker_id: str | None, heartbeat_interval: float | None
 ) -> list[AttemptedRollout]:
-    """Give a worker the head of the queue, and note it under the id of the claim."""
+    """Give a worker the head of the queue, with leases if it gives heartbeats."""
     claimed: list[AttemptedRollout] = []
+    lease_until = None
+    if worker_id is not None and heartbeat_interval is not None and heartbeat_interval > 0:
+        lease_until = now + lease_seconds(tx.limits.lease_seconds, heartbeat_interval)
     while len(claimed) < limit and (popped := tx.pop(limit - len(claimed))):
         for rollout_id in popped:
             rollout = tx.get(Rollout, rollout_id)
             if rollout is not None and is_queuing(rollout):
-                claimed.append(begin_attempt(tx, now, rollout, worker_id, dequeued=True))
+                claimed.append(begin_attempt(tx, now, rollout, worker_id, dequeued=True, lease_until=lease_until))
     if worker_id is not None and not claimed:
         show_worker_idle(tx, now, worker_id, dequeued=True)
-    if claim_id is not None and (claimed or not wait):
-        put_grant(tx, now, "claim", claim_id, worker_id, claimed_ids(claimed))
     return claimed
 
 

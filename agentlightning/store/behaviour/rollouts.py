@@ -97,6 +97,7 @@ def begin_attempt(
     attempt_id: str | None = None,
     *,
     dequeued: bool = False,
+    lease_until: float | None = None,
 ) -> AttemptedRollout:
     """Give a rollout its next attempt; it becomes `preparing`."""
     if attempt_id == "latest":
@@ -109,6 +110,7 @@ def begin_attempt(
         sequence_id=len(attempts) + 1,
         start_time=now,
         worker_id=worker_id,
+        lease_until=lease_until,
     )
     if rollout.reward is not None:  # which was that of the attempt before
         rollout = replaced(rollout, reward=None)

@@ -12,7 +12,13 @@ from typing import Any, Final
 
 from agentlightning.errors import InvalidValue, RequestConflict
 from agentlightning.semconv import AGL_LATE
-from agentlightning.store.behaviour.attempts import change_attempt, find_attempt, known_attempt, status_changes
+from agentlightning.store.behaviour.attempts import (
+    change_attempt,
+    find_attempt,
+    known_attempt,
+    new_lease,
+    status_changes,
+)
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
 from agentlightning.store.behaviour.workers import show_worker_busy
 from agentlightning.store.claims import Grant, GrantKind
@@ -28,7 +34,16 @@ from agentlightning.store.lifecycle import (
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import OpenSpans, Transaction
-from agentlightning.types import Attempt, AttemptStatus, AttributeValue, PaginatedResult, Rollout, Span, TraceStatus
+from agentlightning.types import (
+    Attempt,
+    AttemptStatus,
+    AttributeValue,
+    PaginatedResult,
+    Rollout,
+    Span,
+    TraceStatus,
+    Worker,
+)
 from agentlightning.types.rewards import final_reward_of, reward_payload_of
 
 SPAN_FIELDS = frozenset(
@@ -221,7 +236,10 @@ def _show_running(tx: Transaction, now: float, rollout: Rollout, attempt: Attemp
     before = due_time(rollout, attempt)
     status = attempt_status_after_span(attempt, rollout)
     if status != attempt.status:
-        attempt = replaced(attempt, status=status, end_time=None)
+        lease_until = attempt.lease_until
+        if lease_until is not None and attempt.status == "unresponsive":
+            lease_until = new_lease(tx, now, tx.get(Worker, attempt.worker_id or ""))
+        attempt = replaced(attempt, status=status, end_time=None, lease_until=lease_until)
         tx.put(attempt)
     if is_latest:
         was_queued = is_queuing(rollout)

@@ -1,7 +1,8 @@
 """What the store knows of workers: signs of life, and whether they have work."""
 
 from agentlightning.store.copies import replaced
-from agentlightning.store.selection import Selection
+from agentlightning.store.lifecycle import worker_as_seen
+from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Transaction
 from agentlightning.types import Attempt, PaginatedResult, Worker, WorkerStatus
 
@@ -51,8 +52,10 @@ def release_worker(tx: Transaction, now: float, attempt: Attempt) -> None:
 
 
 def get_worker_by_id(tx: Transaction, now: float, worker_id: str) -> Worker | None:
-    return tx.get(Worker, worker_id)
+    worker = tx.get(Worker, worker_id)
+    return None if worker is None else worker_as_seen(worker, now, tx.limits.lease_seconds)
 
 
 def query_workers(tx: Transaction, now: float, **asked: object) -> PaginatedResult[Worker]:
-    return tx.select(Worker, Selection.of(asked, WORKER_FIELDS))
+    workers = [worker_as_seen(each, now, tx.limits.lease_seconds) for each in tx.select(Worker, Selection()).items]
+    return choose(workers, Selection.of(asked, WORKER_FIELDS))

@@ -189,7 +189,7 @@ class PostgresLightningStore(DurableStore[_Working]):
     def _look(self, working: _Working) -> None:
         """Mark overdue attempts, if it is time."""
         now, due = self._clock(), working.relay.earliest_due
-        if due is None and now < self._watch.next_sweep:
+        if due is None:
             return
         with working.looking:
             look = self._watch.look(due, now)

@@ -22,7 +22,7 @@ from agentlightning.store.postgres.session import PostgresSession, is_storable
 from agentlightning.store.selection import Condition, Selection
 from agentlightning.store.sql import SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
-from agentlightning.store.transaction import SpanLimits
+from agentlightning.store.transaction import StoreLimits
 from agentlightning.types import Attempt, ResourcesUpdate, Run, Span, Worker
 
 _POP: Final = """
@@ -91,12 +91,12 @@ ORDER BY place
 INSERT INTO attempts ({ATTEMPT_COLUMNS})
 SELECT u.*, coalesce((SELECT max(number) FROM spans s WHERE s.rollout = u.rollout AND s.attempt = u.sequence_id), 0)
 FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::text[], ?::float8[], ?::float8[], ?::text[], ?::float8[],
-            ?::bytea[]) AS u (rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
-                              last_heartbeat_time, metadata)
+            ?::bytea[], ?::float8[]) AS u (rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
+                                           last_heartbeat_time, metadata, lease_until)
 ON CONFLICT (rollout, sequence_id) DO UPDATE SET attempt_id = excluded.attempt_id, status = excluded.status,
     start_time = excluded.start_time, end_time = excluded.end_time, worker_id = excluded.worker_id,
     last_heartbeat_time = excluded.last_heartbeat_time, heartbeat_span = excluded.heartbeat_span,
-    metadata = excluded.metadata
+    metadata = excluded.metadata, lease_until = excluded.lease_until
 """,
     "open_spans": _PUT_BODIES.format("open_spans"),
     "sequences": """
@@ -126,7 +126,7 @@ class PostgresTransaction(SqlTransaction):
     }
     span_counts = "(SELECT count(*) FROM spans), (SELECT coalesce(sum(bytes), 0)::bigint FROM spans)"
 
-    def __init__(self, session: PostgresSession, limits: SpanLimits, *, shares_resources: bool = True) -> None:
+    def __init__(self, session: PostgresSession, limits: StoreLimits, *, shares_resources: bool = True) -> None:
         self._session = session
         # Resources are only locked where they are not just read, or added.
         self._locked = (Worker, Run) if shares_resources else (Worker, Run, ResourcesUpdate)

@@ -20,14 +20,12 @@ from typing import Any
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.behaviour.heartbeats import needs_sweep
 from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, give_back_to
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import (
     DEFAULT_MAX_ATTEMPT_BYTES,
     DEFAULT_MAX_ATTEMPT_SPANS,
     DEFAULT_MAX_SPAN_BYTES,
-    SCHEDULE,
     Call,
     Clock,
     execute,
@@ -271,7 +269,7 @@ class SqliteLightningStore(DurableStore[_Working]):
                 if look:
                     tx.refresh_due()
                     looking = self._watch.look(tx.earliest_due, now)
-                    if looking is SCHEDULE or (looking is not None and needs_sweep(tx, now, *looking.args)):
+                    if looking is not None:
                         return looking
                 return execute(call, tx, now)
             finally:

@@ -14,7 +14,7 @@ import orjson
 
 from agentlightning.store.sql import SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
-from agentlightning.store.transaction import SpanLimits
+from agentlightning.store.transaction import StoreLimits
 from agentlightning.types import Attempt
 
 READ_AHEAD = 256
@@ -36,7 +36,7 @@ _WRITES = {
     **{table.name: table.upsert for table in RECORD_TABLES.values()},
 }
 _INSERT_SPAN = "INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-_PUT_ATTEMPT = f"INSERT OR REPLACE INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PUT_ATTEMPT = f"INSERT OR REPLACE INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class SqliteTransaction(SqlTransaction):
@@ -55,7 +55,7 @@ class SqliteTransaction(SqlTransaction):
         "coalesce((SELECT bytes_so_far FROM spans ORDER BY number DESC LIMIT 1), 0)"
     )
 
-    def __init__(self, connection: sqlite3.Connection, limits: SpanLimits) -> None:
+    def __init__(self, connection: sqlite3.Connection, limits: StoreLimits) -> None:
         self.connection = connection
         super().__init__(limits)
 

@@ -236,7 +236,7 @@ class Writer:
             if job.future is not None and job.future.cancelled():
                 continue
             now = self._clock()
-            if job.call.watchdog and (tx.earliest_due is not None or now >= self._watch.next_sweep):
+            if job.call.watchdog and tx.earliest_due is not None:
                 look = self._watch.look(tx.earliest_due, now)
                 if look is not None:
                     execute(look, tx, now)

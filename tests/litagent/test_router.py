@@ -254,15 +254,18 @@ async def test_a_plain_agent_that_hangs_is_left_behind(workbench: Workbench) -> 
 
     class Hanging(LitAgent[Any]):
         def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> None:
+            threads.append(threading.current_thread())
             may_end.wait()
 
+    threads: list[threading.Thread] = []
     router = AgentRouter[Any]({"it": (lambda task: True, Hanging())})
-    before = set(threading.enumerate())
     outcome = await workbench.run(router, config=RolloutConfig(timeout_seconds=0.2))
-    (thread,) = set(threading.enumerate()) - before
+    (thread,) = threads
+    was_alive = thread.is_alive()
     may_end.set()
 
     assert outcome.attempt.status == "timeout"
+    assert was_alive
     assert thread.daemon
 
 

@@ -35,7 +35,10 @@ _KEPT = frozenset({str, int, float, bool, type(None), Span, Claim})
 """What is passed on as it is: what cannot be changed, spans, and claims, which are made of copies."""
 _RECORDS = frozenset([Attempt, AttemptedRollout, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, RolloutConfig])
 _RECORDS |= {RenewedWorker, Run, Worker}
-_set = object.__setattr__
+_set_fields, _set_names, _set_extra, _set_private = [
+    BaseModel.__dict__[place].__set__
+    for place in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+]
 
 
 class _FieldNames(set[str]):
@@ -68,32 +71,30 @@ def _built(model_type: type[ModelT], fields: dict[str, object], pattern: BaseMod
     """A model of these fields, unvalidated, with what else the pattern has."""
     model = object.__new__(model_type)
     extra = pattern.__pydantic_extra__
-    _set(model, "__dict__", fields)
-    _set(model, "__pydantic_extra__", dict(extra) if extra else extra)
-    _set(model, "__pydantic_fields_set__", field_names(model_type))
-    _set(model, "__pydantic_private__", pattern.__pydantic_private__)
+    _set_fields(model, fields)
+    _set_names(model, field_names(model_type))
+    _set_extra(model, dict(extra) if extra else extra)
+    _set_private(model, pattern.__pydantic_private__)
     return model
 
 
 @functools.cache
-def _shape(model_type: type[BaseModel]) -> tuple[set[str], bool]:
-    """The names of a model's fields, and whether it takes others."""
-    return field_names(model_type), model_type.model_config.get("extra") == "allow"
+def _shape(model_type: type[BaseModel]) -> tuple[set[str], int, bool]:
+    """The names of a model's fields, how many they are, and whether it takes others."""
+    names = field_names(model_type)
+    return names, len(names), model_type.model_config.get("extra") == "allow"
 
 
 def built(model_type: type[ModelT], fields: dict[str, Any]) -> ModelT:
-    """A model of the fields that it wrote as JSON, unvalidated; KeyError if one is missing. The mapping is used up."""
-    names, takes_others = _shape(model_type)
-    others: dict[str, Any] | None = {} if takes_others else None
-    if fields.keys() != names:
-        if not takes_others or not fields.keys() > names:
-            raise KeyError(*(names ^ fields.keys()))
-        others = {name: fields.pop(name) for name in fields.keys() - names}
+    """A model of the fields that it wrote as JSON, unvalidated; KeyError if they are not as many as it has."""
+    names, count, takes_others = _shape(model_type)
+    if len(fields) != count:
+        raise KeyError(*(names ^ fields.keys()))
     model = object.__new__(model_type)
-    _set(model, "__dict__", fields)
-    _set(model, "__pydantic_extra__", others)
-    _set(model, "__pydantic_fields_set__", names)
-    _set(model, "__pydantic_private__", None)
+    _set_fields(model, fields)
+    _set_names(model, names)
+    _set_extra(model, {} if takes_others else None)
+    _set_private(model, None)
     return model
 
 
@@ -105,11 +106,6 @@ def replaced(model: ModelT, **changes: object) -> ModelT:
 def attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
     """The rollout together with its latest attempt."""
     return _built(AttemptedRollout, {**rollout.__dict__, "attempt": attempt}, rollout)
-
-
-def copied_span(span: Span) -> Span:
-    """A span whose fields and attribute mapping are new; what lies deeper counts as immutable."""
-    return _built(type(span), {**span.__dict__, "attributes": dict(span.attributes)}, span)
 
 
 def detached(value: ValueT) -> ValueT:
@@ -141,6 +137,6 @@ def _copied(value: Any) -> Any:
         return set(value)
     if isinstance(value, Resource):
         copy = _built(kind, _copied(value.__dict__), value)
-        _set(copy, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
+        _set_names(copy, set(value.__pydantic_fields_set__))
         return copy
     return value

@@ -21,7 +21,6 @@ from agentlightning.errors import ConfigurationError, SpansEvicted, StoreUnavail
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.behaviour.spans import get_many_span_sequence_ids
 from agentlightning.store.claims import GRANT_SECONDS, Grant
-from agentlightning.store.copies import copied_span
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES, is_finished
 from agentlightning.store.local import (
     DEFAULT_MAX_ATTEMPT_BYTES,
@@ -37,7 +36,7 @@ from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.rollout_index import Columns, index_reader
 from agentlightning.store.selection import FEW, Selection, choose
 from agentlightning.store.transaction import OpenSpans, SelectedT, StoreLimits
-from agentlightning.store.values import check_size, weigh_rollout, weigh_span
+from agentlightning.store.values import check_json_size, span_as_json, span_of_json, weigh_rollout
 from agentlightning.store.working_set import Entry, WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, Run, Span, Worker
 from agentlightning.utils.metrics import MetricsBackend
@@ -48,6 +47,8 @@ __all__ = ["InMemoryLightningStore", "estimate_model_size"]
 
 DEFAULT_EVICTION_RATIO = 0.7
 SAFE_SHARE_OF_EVICTION = 0.8
+BYTES_BESIDE_A_SPAN = 280
+"""What a span takes besides its JSON: its id, its numbers, and its places in a list and a set."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,8 @@ def _threshold_bytes(name: str, value: float | int, total: int, *, least: int) -
 class MemoryEntry(Entry):
     """A rollout with its spans, and what they take."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """Of each span the number of its attempt, its sequence id, and its JSON."""
     span_bytes: int = 0
     rollout_bytes: int = 0
     is_evicted: bool = False
@@ -171,8 +173,8 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         if kind is Rollout:
             return cast("PaginatedResult[SelectedT]", self._select_rollouts(selection))
         if kind is Span:
-            records = self._spans_of(of)
-        elif kind is MetricPoint:
+            return cast("PaginatedResult[SelectedT]", self._select_spans(selection, of))
+        if kind is MetricPoint:
             by_step = self._metrics.get(str(of), {})
             exact = [condition.value for condition in selection.conditions if condition.field == "step"]
             records = [point for step in exact or sorted(by_step) for point in by_step.get(step, ())]
@@ -203,22 +205,29 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         rollout_id, number = attempt.rollout_id, attempt.sequence_id
         entry, last_sequence = self.entries[rollout_id], self._sequences.get(rollout_id, 0)
         size = 0
+        rows: list[tuple[int, int, bytes]] = []
         for span in spans:
-            weight = weigh_span(span)
-            check_size(span, weight, self.limits.span_bytes)
-            size += weight if self._span_size_estimator is None else max(0, self._span_size_estimator(span))
+            body = span_as_json(span)
+            weight = len(body)
+            check_json_size(span, weight, self.limits.span_bytes)
+            # A copy, because orjson leaves a block of six times the size to what it wrote.
+            rows.append((number, span.sequence_id, bytes(memoryview(body))))
+            if self._span_size_estimator is None:
+                size += weight + BYTES_BESIDE_A_SPAN
+            else:
+                size += max(0, self._span_size_estimator(span))
         used = entry.usage.get(number, (0, 0))
         usage = used[0] + len(spans), used[1] + size
         self._check_quota(attempt, *usage)
         attempt = entry.attempts[number - 1]
-        before = attempt.last_heartbeat_time, len(entry.spans), used, last_sequence
+        span_ids = [span.span_id for span in spans]
+        before = attempt.last_heartbeat_time, span_ids, used, last_sequence
         self._undo.append((self._drop_spans, (entry, attempt, *before)))
-        known = entry.span_ids[number]
-        for span in spans:
-            entry.spans.append(copied_span(span))
-            known.add(span.span_id)
-            if span.sequence_id > last_sequence:
-                last_sequence = self._sequences[rollout_id] = span.sequence_id
+        entry.spans += rows
+        entry.span_ids[number].update(span_ids)
+        newest = max([sequence_id for _, sequence_id, _ in rows])
+        if newest > last_sequence:
+            self._sequences[rollout_id] = newest
         entry.usage[number] = usage
         entry.span_bytes += size
         self.span_bytes += size
@@ -230,15 +239,15 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         entry: MemoryEntry,
         attempt: Attempt,
         last_heartbeat_time: float | None,
-        place: int,
+        span_ids: Sequence[str],
         used: tuple[int, int],
         last_sequence: int,
     ) -> None:
-        """Undo `append_spans`: what came from this place on goes, and the attempt is as it was."""
+        """Undo `append_spans`: the last spans, of these ids, go, and the attempt is as it was."""
         number = attempt.sequence_id
         size = entry.usage[number][1] - used[1]
-        entry.span_ids[number].difference_update([span.span_id for span in entry.spans[place:]])
-        del entry.spans[place:]
+        entry.span_ids[number].difference_update(span_ids)
+        del entry.spans[-len(span_ids) :]
         entry.usage[number] = used
         entry.span_bytes -= size
         self.span_bytes -= size
@@ -248,19 +257,23 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
         return span_id in self.entries[attempt.rollout_id].span_ids[attempt.sequence_id]
 
-    def _spans_of(self, of: str | Attempt | None) -> list[Span]:
+    def _select_spans(self, selection: Selection, of: str | Attempt | None) -> PaginatedResult[Span]:
         rollout_id = of.rollout_id if isinstance(of, Attempt) else str(of)
         entry = self.entries.get(rollout_id)
         if entry is None:
-            return []
+            return selection.page([], 0)
         if entry.is_evicted:
             raise SpansEvicted(
                 f"Spans of rollout '{rollout_id}' were dropped to save memory; "
                 "raise eviction_memory_threshold or use the SQLite store."
             )
-        if isinstance(of, Attempt):
-            return [span for span in entry.spans if span.attempt_id == of.attempt_id]
-        return entry.spans
+        number = of.sequence_id if isinstance(of, Attempt) else None
+        rows = [row for row in entry.spans if number is None or row[0] == number]
+        if selection.conditions or selection.sort_by not in ("sequence_id", None):
+            return choose([span_of_json(body) for _, _, body in rows], selection)
+        # A page is chosen by what is known beside the spans, so that no others are decoded.
+        page = choose(rows, selection, lambda field, _: operator.itemgetter(1))
+        return selection.page([span_of_json(body) for _, _, body in page.items], page.total)
 
     def evict_spans(self, entry: MemoryEntry) -> None:
         """Drop all spans of a rollout; not undone, so only between transactions."""
@@ -363,7 +376,7 @@ class InMemoryLightningStore(LocalStore):
             thread_safe: Accepted and ignored; this store is always thread-safe.
             eviction_memory_threshold: Spans above this are dropped; a share of memory (float) or bytes (int).
             safe_memory_threshold: Dropping stops at or below this; by default four fifths of the other threshold.
-            span_size_estimator: Bytes of one span; by default an estimate that is right to about a fifth.
+            span_size_estimator: Bytes of one span; by default the length of its JSON and what it takes besides.
             tracker: Measures every operation.
             scan_debounce_seconds: Least time between two looks of the watchdog.
             lost_worker_seconds: How long a worker with heartbeats may be silent until what it claimed is given back.

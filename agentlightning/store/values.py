@@ -2,7 +2,7 @@
 
 A store must give back what it was given. JSON has no NaN, UTF-8 has no lone surrogates, and a database cannot hold an
 arbitrary object, so such values are refused here, by name, before anything is written. Spans are the hot path: they are
-looked at once, in one pass that also weighs them.
+written as JSON once, and looked at value by value only where that JSON is odd.
 """
 
 import math
@@ -19,18 +19,11 @@ from agentlightning.store.copies import built
 from agentlightning.types import Event, Link, OtelResource, Rollout, Span, SpanContext, TraceStatus
 from agentlightning.types.attributes import sum_of_numbers
 
-_BYTES_OF_A_SPAN = 2200
-"""What a span takes without attributes, contexts and the letters of its texts, its places in the store included."""
-_BYTES_OF_A_CONTEXT = 900
 _BYTES_OF_A_ROLLOUT = 2300
 """What a rollout takes without input, metadata and output, its places in the store and in the queue included."""
 _BYTES_OF_A_NUMBER = 32
 _BYTES_OF_A_STRING = 56  # and one for each ASCII letter
 _LARGEST_NUMBER_KEPT_ONCE = 256  # by the interpreter, for the whole process
-_MOST_ID_CHARACTERS = 64
-_WORST_GROWTH = 12
-"""How many times the weight of a span its JSON may be: a control character of a name has half a byte of weight, and six
-bytes in JSON."""
 
 _SPAN_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _JSON_OPTIONS = _SPAN_OPTIONS | orjson.OPT_NON_STR_KEYS  # keys that are subclasses of text; slower
@@ -93,14 +86,14 @@ def span_as_json(span: Span) -> bytes:
     status, resource, extra = fields["status"], fields["resource"], span.__pydantic_extra__
     if extra:
         fields.update(extra)
-    if extra or fields["events"] or fields["links"] or resource.attributes:
-        weigh_span(span)
+    if extra or fields["events"] or fields["links"]:
+        check_span(span)
     fields["status"] = _plain(status)  # here, because a call back from orjson costs more
     fields["resource"] = resource.__dict__
     try:
         body = orjson.dumps(fields, _plain, _SPAN_OPTIONS)
     except TypeError as error:
-        weigh_span(span)
+        check_span(span)
         try:
             body = orjson.dumps(fields, _plain, _JSON_OPTIONS)
         except TypeError:
@@ -114,7 +107,7 @@ def span_as_json(span: Span) -> bytes:
         + (fields["parent"] is None)
     )
     if len(_NULLS(body)) > empty_fields:
-        weigh_span(span)
+        check_span(span)
     return body
 
 
@@ -137,7 +130,7 @@ def span_of_json(body: bytes) -> Span:
         if fields["links"]:
             fields["links"] = [built(Link, link) for link in fields["links"]]
         return built(Span, fields)
-    except KeyError:  # of a release that wrote fewer fields
+    except KeyError:  # it has fields beside ours, or is of a release that wrote fewer
         return Span.model_validate(orjson.loads(body))
 
 
@@ -222,82 +215,20 @@ def _weigh_numbers(values: Sequence[object], total: float) -> int:
 # ---------------------------------------------------------------------- spans
 
 
-def weigh_span(span: Span) -> int:
-    """Check a span's values and estimate the bytes it takes in memory, to about a fifth."""
-    fields = span.__dict__
-    name, status, resource = fields["name"], fields["status"], fields["resource"]
-    size = _BYTES_OF_A_SPAN + _weigh_attributes(fields["attributes"], name)
-    texts = f"{name}{fields['span_id']}{fields['trace_id']}{fields['parent_id']}{status.description}"
-    size += len(texts) if texts.isascii() else _checked_weight(texts, f"Span {name!a}")
-    if not math.isfinite((fields["start_time"] or 0.0) + (fields["end_time"] or 0.0)):
-        _check_number(fields["start_time"] or 0.0, f"The start time of span '{name}'")
-        _check_number(fields["end_time"] or 0.0, f"The end time of span '{name}'")
-    context, parent = fields["context"], fields["parent"]
-    if (
-        span.__pydantic_extra__
-        or status.__pydantic_extra__
-        or fields["events"]
-        or fields["links"]
-        or not (context is None or _is_plain_context(context))
-        or not (parent is None or _is_plain_context(parent))
-        or not resource.schema_url.isascii()
-    ):
-        return size + _weigh_parts(span)
-    size += _BYTES_OF_A_CONTEXT * ((context is not None) + (parent is not None)) + len(resource.schema_url)
-    return size + _weigh_attributes(resource.attributes, name) if resource.attributes else size
-
-
-def _is_plain_context(context: SpanContext) -> bool:
-    """Whether it is no more than two ids in text that needs no closer look, as almost all are."""
-    return (
-        not context.__pydantic_extra__
-        and not context.trace_state
-        and len(context.trace_id) + len(context.span_id) <= _MOST_ID_CHARACTERS
-        and context.trace_id.isascii()
-        and context.span_id.isascii()
-    )
-
-
-def _weigh_attributes(attributes: Mapping[str, Any], span_name: str) -> int:
-    """Names count half: those that came over the wire are shared by many spans, those that a program wrote are not."""
-    names = "".join(attributes)
-    if not names.isascii():
-        _check_text(names, f"The attribute names of span '{span_name}'")
-    size = sys.getsizeof(attributes) + (len(attributes) * _BYTES_OF_A_STRING + len(names)) // 2
-    for key, value in attributes.items():
-        kind = type(value)
-        if kind is str and value.isascii():
-            size += _BYTES_OF_A_STRING + len(value)
-        elif kind is float and math.isfinite(value):
-            size += _BYTES_OF_A_NUMBER
-        elif kind is list and (total := _storable_sum(value)) is not None:
-            size += _weigh_numbers(value, total)
-        elif kind is int and _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER:
-            size += _BYTES_OF_A_NUMBER if value > _LARGEST_NUMBER_KEPT_ONCE else 0
-        elif kind is not bool:
-            size += _checked_weight(value, f"Attribute '{key}' of span '{span_name}'")
-    return size
-
-
-def _checked_weight(value: object, where: str) -> int:
-    check_json(value, where)
-    return weigh_value(value)
-
-
-def _weigh_parts(span: Span) -> int:
-    """Contexts, events, links, resource and extra fields, checked the plain way."""
-    parts = span.model_dump(include=_PARTS) | (span.__pydantic_extra__ or {})
-    check_json(parts, f"Span '{span.name}'")
-    return sum(weigh_value(span.__dict__[name]) for name in _PARTS) + weigh_value(span.__pydantic_extra__ or None)
+def check_span(span: Span) -> None:
+    """Refuse, by name, what JSON would not give back as it was."""
+    name, fields = span.name, span.__dict__
+    texts = f"{name}{fields['span_id']}{fields['trace_id']}{fields['parent_id']}{span.status.description}"
+    _check_text(texts, f"Span {name!a}")
+    _check_number(fields["start_time"] or 0.0, f"The start time of span '{name}'")
+    _check_number(fields["end_time"] or 0.0, f"The end time of span '{name}'")
+    for key, value in span.attributes.items():
+        _check_text(key, f"The attribute names of span '{name}'")
+        check_json(value, f"Attribute '{key}' of span '{name}'")
+    check_json(span.model_dump(include=_PARTS) | (span.__pydantic_extra__ or {}), f"Span '{name}'")
 
 
 _PARTS = {"context", "parent", "status", "events", "links", "resource"}
-
-
-def check_size(span: Span, size: int, limit: int) -> None:
-    """Refuse a span whose JSON is above the limit; `size` is its weight in memory."""
-    if size * _WORST_GROWTH > limit:
-        check_json_size(span, len(span_as_json(span)), limit)
 
 
 def check_json_size(span: Span, size: int, limit: int) -> None:

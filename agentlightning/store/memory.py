@@ -47,8 +47,8 @@ __all__ = ["InMemoryLightningStore", "estimate_model_size"]
 
 DEFAULT_EVICTION_RATIO = 0.7
 SAFE_SHARE_OF_EVICTION = 0.8
-BYTES_BESIDE_A_SPAN = 280
-"""What a span takes besides its JSON: its id, its numbers, and its places in a list and a set."""
+BYTES_BESIDE_A_SPAN = 400
+"""What a span takes besides its JSON: its id, its numbers, its places in a list and a set, and its notice."""
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, OtelResource, Span, SpanContext, TraceStatus
 
-COUNT = 1500
+COUNT = 3000
 chance = random.Random(1)
 
 
@@ -90,7 +90,7 @@ async def measure(shape: str) -> None:
     store = InMemoryLightningStore()
     for number in range(COUNT // 10):
         await store.start_rollout(number)
-    await add(store, shape, 10)  # what the first one loads is not its own
+    await add(store, shape, COUNT)  # what the first ones load, and memory that is free at the start, are not their own
     before = await sizes(store, shape)
     await add(store, shape, COUNT)
     after = await sizes(store, shape)

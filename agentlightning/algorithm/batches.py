@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agentlightning.algorithm.base import Tasks
-from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, is_finite, reward_of_failed
+from agentlightning.algorithm.comparison import Estimate, FailedReward, estimate, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError, StoreError, TrainingError
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore

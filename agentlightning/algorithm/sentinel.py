@@ -14,7 +14,7 @@ from typing import Final
 
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.errors import ConfigurationError
-from agentlightning.llm_proxy.call_record import CALL_SPAN
+from agentlightning.llm_proxy.recorder import CALL_SPAN
 from agentlightning.types.rewards import named_rewards_of
 from agentlightning.utils.spelling import suggests_arguments
 

@@ -25,8 +25,7 @@ from rich.table import Table
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.batches import Batches, FinishedRollout, Sent, rewards_of_tasks, score_of
-from agentlightning.algorithm.comparison import gain_summary
-from agentlightning.algorithm.intervals import Estimate
+from agentlightning.algorithm.comparison import Estimate, gain_summary
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.cli import INTERRUPTED, TERMINATED
 from agentlightning.cli.command import (

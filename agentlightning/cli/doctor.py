@@ -25,7 +25,7 @@ from agentlightning.litagent import rollout
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer
 from agentlightning.utils.installation import install_command
-from agentlightning.verdict.findings import Finding
+from agentlightning.verdict.verdict import Finding
 
 LEAST_DISK_GB: Final = 1.0
 LEAST_FILES: Final = 1024

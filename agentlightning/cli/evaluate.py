@@ -17,7 +17,7 @@ from rich.console import Console
 from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.batches import Batches, Score, score_of
-from agentlightning.algorithm.intervals import FailedChoice, FailedReward, check_failed_reward
+from agentlightning.algorithm.comparison import FailedChoice, FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.cli import TERMINATED
 from agentlightning.cli.command import (

@@ -37,14 +37,14 @@ from agentlightning.errors import AgentLightningError, ConfigurationError
 from agentlightning.litagent.command import CommandAgent, RewardSource
 from agentlightning.litagent.command_environment import secrets_of
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.llm_proxy.call_record import CALL_SPAN, RAW_SPAN
 from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
+from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.attempt import AttemptRun
 from agentlightning.store import LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, TaskInput
-from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX
+from agentlightning.types.resources import PROXY_SECRET_PREFIX
 from agentlightning.utils.child_process import (
     DRAIN_SECONDS,
     KILL_SECONDS,

@@ -26,7 +26,7 @@ from typing_extensions import Self
 from agentlightning.dialects import Assembler, Dialect
 from agentlightning.dialects.attributes import TOKEN_FACTS
 from agentlightning.dialects.sse import DONE, SseParser
-from agentlightning.instrumentation.steps import Step
+from agentlightning.instrumentation.patch import Step
 from agentlightning.store.copies import replaced
 from agentlightning.types import Span
 from agentlightning.utils.log_failures import log_failures

@@ -25,7 +25,7 @@ from agentlightning.dialects import (
 from agentlightning.dialects.attributes import plain_text
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.model_calls import ModelCall, read_along, read_whole
-from agentlightning.instrumentation.patch import Original, Patch, PatchedCall
+from agentlightning.instrumentation.patch import Original, Patch, PatchedCall, Step, is_suppressed
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
     ModelRequest,
@@ -37,7 +37,6 @@ from agentlightning.instrumentation.redirect import (
     rewritten,
     target_of,
 )
-from agentlightning.instrumentation.steps import Step, is_suppressed
 
 __all__ = ["AnthropicPatch", "OpenAIPatch"]
 

@@ -24,6 +24,7 @@ from typing import Final
 from agentlightning.dialects import COUNT_TOKENS_PATH
 from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch
 from agentlightning.instrumentation.model_sdks import AnthropicPatch, OpenAIPatch
+from agentlightning.instrumentation.patch import current_agent
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
     ModelRequest,
@@ -33,7 +34,6 @@ from agentlightning.instrumentation.redirect import (
     redirected,
 )
 from agentlightning.instrumentation.registry import Instrumentation, instrumentation
-from agentlightning.instrumentation.steps import current_agent
 from agentlightning.instrumentation.threads import ThreadContextPatch
 from agentlightning.litagent.command_environment import warn_once
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, ResourcesUpdate, Rollout

@@ -22,11 +22,11 @@ from urllib.parse import unquote
 from agentlightning.dialects import DIALECTS, DialectName
 from agentlightning.dialects.failures import Failure
 from agentlightning.errors import StoreError, StoreUnavailable
-from agentlightning.llm_proxy.call_record import Origin
+from agentlightning.llm_proxy.recorder import Origin
 from agentlightning.store.base import LightningStore, is_finished
 from agentlightning.store.http.tokens import check_secret
 from agentlightning.types import LLM, AttemptedRollout, NamedResources
-from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
+from agentlightning.types.resources import PROXY_SECRET_PREFIX, read_attempt_key
 from agentlightning.types.scoping import pinned_id, resources_for
 
 logger = logging.getLogger(__name__)

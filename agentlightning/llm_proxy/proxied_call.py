@@ -26,8 +26,7 @@ from agentlightning.errors import AgentLightningError, PayloadTooLarge, ProxyErr
 from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route, trace_parent
 from agentlightning.llm_proxy.backends import BackendError, BackendResponse, UnknownModel
-from agentlightning.llm_proxy.call_record import CallRecord, Origin, Outcome, usage_of
-from agentlightning.llm_proxy.recorder import PendingCall
+from agentlightning.llm_proxy.recorder import CallRecord, Origin, Outcome, PendingCall, usage_of
 from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.stream_relay import StreamRelay
 from agentlightning.llm_proxy.translation import UntranslatableRequest

@@ -17,12 +17,11 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS, backend_of
 from agentlightning.llm_proxy.budgets import Budget, Budgets
-from agentlightning.llm_proxy.gateway import GatewaySettings
-from agentlightning.llm_proxy.service import Service
+from agentlightning.llm_proxy.gateway import GatewaySettings, Service
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
-from agentlightning.types.attempt_keys import derive_attempt_key
 from agentlightning.types.records import CURRENT_RUN
+from agentlightning.types.resources import derive_attempt_key
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import fork_handlers, once
 from agentlightning.utils.server_launcher import is_loopback

@@ -29,7 +29,7 @@ from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.attribution import Attempts, Refused
 from agentlightning.llm_proxy.backends import Try
 from agentlightning.llm_proxy.backends.backend import TRANSLATED
-from agentlightning.llm_proxy.call_record import ATTRIBUTE_PREFIX, CALL_SPAN, RAW_SPAN, Origin
+from agentlightning.llm_proxy.recorder import ATTRIBUTE_PREFIX, CALL_SPAN, RAW_SPAN, Origin
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 

@@ -16,7 +16,7 @@ from agentlightning.dialects.sse import InvalidStream, ServerSentEvent, SseParse
 from agentlightning.dialects.token_fields import is_unasked_usage_chunk, without_unasked
 from agentlightning.errors import ProxyError
 from agentlightning.llm_proxy.backends import BackendBroken, BackendResponse
-from agentlightning.llm_proxy.call_record import CallRecord, usage_of
+from agentlightning.llm_proxy.recorder import CallRecord, usage_of
 from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.upstream_request import UpstreamRequest
 from agentlightning.utils.deadline import within

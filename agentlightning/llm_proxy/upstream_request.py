@@ -18,7 +18,7 @@ from agentlightning.dialects.token_fields import with_tokens_asked, with_usage_a
 from agentlightning.llm_proxy.attribution import Headers
 from agentlightning.llm_proxy.backends import Backend, BackendRequest, BackendResponse, PreparedRequest
 from agentlightning.llm_proxy.budgets import Prices, Reservation, is_about_limit, with_token_limit, with_whole_counts
-from agentlightning.llm_proxy.call_record import CallRecord, Origin
+from agentlightning.llm_proxy.recorder import CallRecord, Origin
 from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.translation import Translation
 

@@ -6,8 +6,15 @@ dashboard and `agl why` read it.
 """
 
 from agentlightning.verdict.evidence import Evidence, RolloutEvidence, read_evidence, read_rollout
-from agentlightning.verdict.findings import FINDINGS, Finding, find
-from agentlightning.verdict.verdict import Verdict, verdict_of, verdict_of_rollout, verdict_of_run
+from agentlightning.verdict.verdict import (
+    FINDINGS,
+    Finding,
+    Verdict,
+    find,
+    verdict_of,
+    verdict_of_rollout,
+    verdict_of_run,
+)
 
 __all__ = [
     "FINDINGS",

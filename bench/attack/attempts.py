@@ -9,7 +9,7 @@ from loads import CHAT, LIVE, answer_of, session
 from servers import PROXY_KEY, Server, Site, signed
 
 from agentlightning.types import Span
-from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX, derive_attempt_key
+from agentlightning.types.resources import PROXY_SECRET_PREFIX, derive_attempt_key
 
 REWARD = "agentlightning.reward.0.value"
 MOST_SPANS = 100_000

@@ -34,8 +34,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from agentlightning.algorithm.apo import OptimisationResult
-from agentlightning.algorithm.comparison import Gate, PairedComparison
-from agentlightning.algorithm.intervals import estimate
+from agentlightning.algorithm.comparison import Gate, PairedComparison, estimate
 from tests.algorithm.prompts.world import Optimiser, optimised, rendered
 
 ALPHA_TOTAL = 0.05

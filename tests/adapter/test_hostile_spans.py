@@ -18,7 +18,7 @@ from agentlightning.adapter import (
     detect_framework,
 )
 from agentlightning.algorithm.batches import FinishedRollout, score_of
-from agentlightning.algorithm.grpo.outcomes import outcomes_of, reward_means, weighted_rewards
+from agentlightning.algorithm.grpo.progress import outcomes_of, reward_means, weighted_rewards
 from agentlightning.algorithm.grpo.samples import batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.algorithm.prompts.reflection import reflective_record

@@ -10,12 +10,7 @@ import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Algorithm, FunctionalAlgorithm, algo
-from agentlightning.algorithm.utils import (
-    batch_iter_over_dataset,
-    report_metrics,
-    shuffled_batches,
-    with_llm_proxy,
-)
+from agentlightning.algorithm.utils import batch_iter_over_dataset, report_metrics, shuffled_batches, with_llm_proxy
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
 from tests import warm_python

@@ -10,7 +10,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.batches import Batches, FinishedRollout, TrainingUse, score_of
-from agentlightning.algorithm.intervals import FailedReward, estimate
+from agentlightning.algorithm.comparison import FailedReward, estimate
 from agentlightning.errors import ConfigurationError, SpansEvicted, TrainingError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Rollout, RolloutStatus

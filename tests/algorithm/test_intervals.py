@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agentlightning.algorithm.intervals import Estimate, estimate, student_quantile
+from agentlightning.algorithm.comparison import Estimate, estimate, student_quantile
 from agentlightning.errors import ConfigurationError
 
 

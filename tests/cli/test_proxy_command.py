@@ -21,7 +21,7 @@ from agentlightning.cli.proxy import main as proxy_command
 from agentlightning.cli.proxy import proxy_of
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, Span
-from agentlightning.types.attempt_keys import derive_attempt_key
+from agentlightning.types.resources import derive_attempt_key
 from tests import warm_python
 from tests.e2e.server_process import ServerProcess
 from tests.stub_model.script import Answer, Script

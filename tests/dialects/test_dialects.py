@@ -30,7 +30,7 @@ from agentlightning.dialects import (
     responses,
 )
 from agentlightning.instrumentation.model_calls import ModelCall, read_along, read_whole
-from agentlightning.instrumentation.steps import as_json
+from agentlightning.instrumentation.patch import as_json
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation.sdk_calls import HTTP
 from tests.stub_model.chat import CHAT, COMPLETIONS

@@ -10,7 +10,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import TrainingError
 from agentlightning.litagent import FunctionalLitAgent
-from agentlightning.types.attempt_keys import AttemptKey, read_attempt_key
+from agentlightning.types.resources import AttemptKey, read_attempt_key
 from tests.e2e.server_process import free_port, left_behind
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running

@@ -20,7 +20,7 @@ from litellm.integrations.opentelemetry import OpenTelemetry
 from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler, HTTPHandler
 
 from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch, instrument_litellm, uninstrument_litellm
-from agentlightning.instrumentation.steps import agent_step
+from agentlightning.instrumentation.patch import agent_step
 from tests.frameworks.contract import BACKEND_ERRORS, evidence_of, trace_of, unobserved
 from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.traces import Trace, observed, observed_async

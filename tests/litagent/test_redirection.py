@@ -12,15 +12,15 @@ from typing import Any
 import openai
 import pytest
 
+from agentlightning.instrumentation.patch import agent_step, tool_step
 from agentlightning.instrumentation.redirect import ModelRequest, Target, current_router
-from agentlightning.instrumentation.steps import agent_step, tool_step
 from agentlightning.litagent import AgentRouter, FunctionalLitAgent, LitAgent
 from agentlightning.litagent.command_environment import warn_once
 from agentlightning.litagent.invocation import call_agent, method_of
 from agentlightning.litagent.redirection import redirecting, router_for
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
-from agentlightning.types.attempt_keys import derive_attempt_key
+from agentlightning.types.resources import derive_attempt_key
 from agentlightning.utils.daemon_threads import DaemonThreads
 from tests.instrumentation.sdk_calls import CHAT
 from tests.stub_model.server import StubModel, running

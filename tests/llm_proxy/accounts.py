@@ -8,7 +8,7 @@ from typing import Any
 import requests
 
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
-from agentlightning.llm_proxy.call_record import CallRecord, Origin
+from agentlightning.llm_proxy.recorder import CallRecord, Origin
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.types import LLM, AttemptedRollout, Span
 from tests.stub_model.server import StubModel

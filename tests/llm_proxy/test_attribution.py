@@ -20,10 +20,10 @@ from agentlightning.llm_proxy.attribution import (
     route_of,
     trace_parent,
 )
-from agentlightning.llm_proxy.call_record import Origin
+from agentlightning.llm_proxy.recorder import Origin
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import LLM, AttemptedRollout, ProxyLLM, Rollout
-from agentlightning.types.attempt_keys import derive_attempt_key
+from agentlightning.types.resources import derive_attempt_key
 from tests.conftest import Clock
 from tests.llm_proxy.accounts import HERE, ask, bound, calls, chat, endpoint, entry, serving
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn

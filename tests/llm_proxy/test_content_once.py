@@ -10,7 +10,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages, TraceToTrajectory
 from agentlightning.algorithm.batches import FinishedRollout
-from agentlightning.algorithm.grpo.outcomes import outcomes_of
+from agentlightning.algorithm.grpo.progress import outcomes_of
 from agentlightning.algorithm.grpo.samples import batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.events import AgentReply, UserMessage, events_of_spans

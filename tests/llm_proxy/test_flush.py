@@ -10,7 +10,7 @@ from aiohttp import web
 
 from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
 from agentlightning.types import ProxyLLM, Rollout
-from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX
+from agentlightning.types.resources import PROXY_SECRET_PREFIX
 
 ROLLOUT = Rollout(rollout_id="ro-1", input=None, start_time=0.0)
 PLACE = "/rollout/ro-1/attempt/at-1/agl/flush"

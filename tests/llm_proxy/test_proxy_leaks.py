@@ -19,8 +19,8 @@ import aiohttp
 import psutil
 import pytest
 
-from agentlightning.llm_proxy.call_record import CallRecord
 from agentlightning.llm_proxy.proxied_call import ProxiedCall
+from agentlightning.llm_proxy.recorder import CallRecord
 from agentlightning.llm_proxy.stream_relay import StreamRelay
 from agentlightning.store import SqliteLightningStore
 from tests.llm_proxy.openai_suite import USER

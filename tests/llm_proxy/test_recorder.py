@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import StoreUnavailable
-from agentlightning.llm_proxy.call_record import CallRecord, Origin
-from agentlightning.llm_proxy.recorder import CALL_LIMITS, MOST_REASONS, CallCounts, PendingCall, Recorder
+from agentlightning.llm_proxy.recorder import (
+    CALL_LIMITS,
+    MOST_REASONS,
+    CallCounts,
+    CallRecord,
+    Origin,
+    PendingCall,
+    Recorder,
+)
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer.shipper import ShipperLimits
 from agentlightning.types import AttemptedRollout, Span

@@ -12,7 +12,7 @@ import requests
 from agentlightning.errors import StoreUnavailable
 from agentlightning.llm_proxy import Budget, LLMProxy
 from agentlightning.llm_proxy.attribution import Attempts
-from agentlightning.llm_proxy.call_record import Origin
+from agentlightning.llm_proxy.recorder import Origin
 from agentlightning.llm_proxy.replay import Replays
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Span

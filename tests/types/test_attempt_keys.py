@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from agentlightning.types.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
+from agentlightning.types.resources import AttemptKey, derive_attempt_key, read_attempt_key
 
 SECRET = "agl-proxy-0123456789abcdef"
 

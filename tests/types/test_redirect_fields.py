@@ -6,7 +6,7 @@ import pytest
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import LLM, Attempt, AttemptedRollout, ProxyLLM, ResourcesUpdate
-from agentlightning.types.attempt_keys import AttemptKey, read_attempt_key
+from agentlightning.types.resources import AttemptKey, read_attempt_key
 
 SECRET = "agl-proxy-0123456789"
 OPEN = {"redirect", "redirect_exclude"}

@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 from typing_extensions import assert_never
 
-from agentlightning.algorithm.intervals import is_finite
+from agentlightning.algorithm.comparison import is_finite
 
 AdvantageKind = Literal["grpo", "grpo_no_std", "grpo_batch_std", "rloo", "reinforce_plus_plus"]
 

@@ -30,16 +30,9 @@ from agentlightning.algorithm.batches import (
     rewards_of_tasks,
     score_of,
 )
-from agentlightning.algorithm.comparison import measured_summary
+from agentlightning.algorithm.comparison import Estimate, FailedReward, measured_summary
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import digest_of
-from agentlightning.algorithm.grpo.outcomes import (
-    check_token_ids,
-    outcomes_of,
-    reward_means,
-    weighted_rewards,
-    with_returns,
-)
 from agentlightning.algorithm.grpo.policy import (
     Policy,
     ServedPolicies,
@@ -47,10 +40,20 @@ from agentlightning.algorithm.grpo.policy import (
     training_sampling,
     undisturbed,
 )
-from agentlightning.algorithm.grpo.progress import Curriculum, TrainingProgress, close_runs, continue_curve, folders_of
+from agentlightning.algorithm.grpo.progress import (
+    Curriculum,
+    TrainingProgress,
+    check_token_ids,
+    close_runs,
+    continue_curve,
+    folders_of,
+    outcomes_of,
+    reward_means,
+    weighted_rewards,
+    with_returns,
+)
 from agentlightning.algorithm.grpo.samples import Batch, batch_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings, check_options
-from agentlightning.algorithm.intervals import Estimate, FailedReward
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.base import EngineChoice

@@ -27,10 +27,9 @@ from agentlightning.algorithm.grpo.objective import (
     sequence_coefficients,
 )
 from agentlightning.algorithm.grpo.optimiser import AdamW
-from agentlightning.algorithm.grpo.packing import Pack, Row, packs
+from agentlightning.algorithm.grpo.packing import CHUNK_BYTES, Pack, Row, TokenLogprobs, packs, token_logprobs
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.grpo.token_logprobs import CHUNK_BYTES, TokenLogprobs, token_logprobs
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.errors import ConfigurationError, TrainingError

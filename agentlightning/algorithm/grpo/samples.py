@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from agentlightning.adapter.trajectory import DropReason, SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.batches import TrainingUse
+from agentlightning.algorithm.comparison import is_finite, reward_of_failed
 from agentlightning.algorithm.grpo.advantages import (
     Degenerate,
     advantages,
@@ -32,7 +33,6 @@ from agentlightning.algorithm.grpo.advantages import (
 )
 from agentlightning.algorithm.grpo.settings import OVERLONG_SHARE, SampleSettings
 from agentlightning.algorithm.grpo.skipped import OF_SEQUENCES, Skipped, flaws_of, version_numbers, warn_of_choices
-from agentlightning.algorithm.intervals import is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError
 
 if TYPE_CHECKING:  # which needs torch

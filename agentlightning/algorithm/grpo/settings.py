@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from typing_extensions import Self
 
+from agentlightning.algorithm.comparison import FailedReward, check_failed_reward
 from agentlightning.algorithm.grpo.advantages import AdvantageKind
-from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import check_least
 from agentlightning.engine.base import EngineChoice
 from agentlightning.errors import ConfigurationError

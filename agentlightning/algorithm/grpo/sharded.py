@@ -34,7 +34,7 @@ from agentlightning.algorithm.grpo.sharded_rank import (
     map_weights,
     parameters_of,
 )
-from agentlightning.engine.child import ChildProgram
+from agentlightning.engine.embedded import ChildProgram
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel

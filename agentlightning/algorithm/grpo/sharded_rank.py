@@ -37,10 +37,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.learner import Figures, Learner
-from agentlightning.algorithm.grpo.packing import Pack, Row
+from agentlightning.algorithm.grpo.packing import Pack, Row, TokenLogprobs
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs
 from agentlightning.engine.checkpoint import load
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions

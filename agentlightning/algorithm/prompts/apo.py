@@ -20,12 +20,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.algorithm.intervals import is_finite
+from agentlightning.algorithm.comparison import is_finite
 from agentlightning.algorithm.prompts import poml
 from agentlightning.algorithm.prompts.apo_search import FAILED_CALLS, NOT_PAYABLE, Search, TaskBatches
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
-from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState, messages_adapter
-from agentlightning.algorithm.prompts.journal import RunJournal
+from agentlightning.algorithm.prompts.evaluation import Evaluator, RunJournal, RunState, messages_adapter
 from agentlightning.algorithm.prompts.model import OptimiserFailed, OptimiserModel
 from agentlightning.algorithm.prompts.poml import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
 from agentlightning.algorithm.prompts.results import (

@@ -10,11 +10,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.algorithm.base import Tasks
-from agentlightning.algorithm.comparison import Gate, PairedComparison
-from agentlightning.algorithm.intervals import estimate
+from agentlightning.algorithm.comparison import Gate, PairedComparison, estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent
-from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
-from agentlightning.algorithm.prompts.journal import RunJournal
+from agentlightning.algorithm.prompts.evaluation import Evaluator, RunJournal, RunState
 from agentlightning.algorithm.prompts.results import (
     Candidate,
     Challenge,

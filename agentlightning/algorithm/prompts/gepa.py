@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.base import Tasks
-from agentlightning.algorithm.comparison import PairedComparison
-from agentlightning.algorithm.intervals import estimate
+from agentlightning.algorithm.comparison import PairedComparison, estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
-from agentlightning.algorithm.prompts.evaluation import RunState, messages_adapter
+from agentlightning.algorithm.prompts.evaluation import RunJournal, RunState, messages_adapter
 from agentlightning.algorithm.prompts.gepa_engine import (
     CandidateEvaluator,
     Evaluation,
@@ -31,7 +30,6 @@ from agentlightning.algorithm.prompts.gepa_engine import (
     reflection_question,
     require_gepa,
 )
-from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.model import OptimiserModel, ReflectionModel
 from agentlightning.algorithm.prompts.reflection import PromptTexts, Proposer, digest_of
 from agentlightning.algorithm.prompts.results import (

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.batches import first_traceback
-from agentlightning.algorithm.intervals import estimate, is_finite
+from agentlightning.algorithm.comparison import estimate, is_finite
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Hold
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
 from agentlightning.algorithm.prompts.model import OptimiserFailed

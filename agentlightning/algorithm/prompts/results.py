@@ -17,8 +17,7 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from agentlightning.algorithm.base import Algorithm, Tasks
-from agentlightning.algorithm.comparison import PairedComparison, Verdict
-from agentlightning.algorithm.intervals import Estimate, summary_of
+from agentlightning.algorithm.comparison import Estimate, PairedComparison, Verdict, summary_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import PromptTemplate, RolloutStatus, Run, RunStatus

@@ -20,11 +20,11 @@ from typing import Any, Final
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.calls import version_number, weights_version_of
 from agentlightning.algorithm.batches import Batches, FinishedRollout, Sent
-from agentlightning.algorithm.grpo.outcomes import spans_of_model
-from agentlightning.algorithm.intervals import reward_of_failed
+from agentlightning.algorithm.comparison import reward_of_failed
+from agentlightning.algorithm.grpo.progress import spans_of_model
 from agentlightning.algorithm.verl.client_engine import AttributedApp, ClientEngine, LlmClient, Sessions
 from agentlightning.algorithm.verl.dataset import TASK
-from agentlightning.algorithm.verl.run_folder import RunParts, read_parts
+from agentlightning.algorithm.verl.launch import RunParts, read_parts
 from agentlightning.algorithm.verl.trajectories import (
     SessionRows,
     TrajectorySettings,

@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import Dataset
 
-from agentlightning.algorithm.verl.run_folder import read_rows
+from agentlightning.algorithm.verl.launch import read_rows
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.json_values import JsonObject
 

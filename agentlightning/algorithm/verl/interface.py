@@ -4,8 +4,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from agentlightning.algorithm.base import Algorithm, Tasks
-from agentlightning.algorithm.verl.config import Configuration, compose
-from agentlightning.algorithm.verl.launch import TaskRunnerHere, run_ppo
+from agentlightning.algorithm.verl.launch import Configuration, TaskRunnerHere, compose, run_ppo
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.json_values import JsonMapping
 

@@ -2,6 +2,16 @@
 
 verl's task runner makes the trainer and the agent loop in an actor of Ray. It runs on the machine of the program, where
 the folder with the program's parts is; verl's workers run wherever Ray has GPUs.
+
+The configuration of a training is our own file, over verl's defaults, under what the user gives.
+
+With verl and Hydra installed the result is complete, and an object of OmegaConf. Without them it holds our file and the
+user's values, as a dictionary that can be read the same way; interpolations such as `${data.seed}` stay as they are
+written.
+
+A program hands verl's process its data sets, the adapter, the proxy and the store's address. verl's trainer runs in an
+actor of Ray, and its configuration holds plain values. The rest lies in a folder that only the user may read; the
+configuration names it as `agentlightning.run_folder`.
 """
 
 import copy
@@ -9,15 +19,18 @@ import importlib
 import importlib.util
 import logging
 import secrets
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from agentlightning.adapter import TraceToTrajectory, TraceToTripletBase
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Tasks
-from agentlightning.algorithm.verl.config import Configuration
-from agentlightning.algorithm.verl.run_folder import RunParts, run_folder
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
@@ -26,10 +39,192 @@ from agentlightning.store.forwarding import innermost
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import NamedResources
 from agentlightning.utils.installation import install_command
-from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
+
+
+ROWS_SUFFIX: Final = ".rows"
+"""Of files with pickled rows, which this module writes."""
+_PARTS_FILE: Final = "parts.pickle"
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """The parts of a training that verl's process needs."""
+
+    store: LightningStore
+    """A client or a server: in another process it is a client of the same store."""
+    adapter: TraceAdapter[Any] | None = None
+    llm_proxy: LLMProxy | None = None
+    """Not started; None makes one on a free port of this machine."""
+    initial_resources: NamedResources | None = None
+    run_id: str | None = None
+    """The run in the store to which metrics belong."""
+
+
+@contextmanager
+def run_folder(parts: RunParts, train_dataset: Tasks | None, val_dataset: Tasks | None) -> Iterator[dict[str, str]]:
+    """A folder for the length of the block; the paths in it, by the name "folder", "train" and "val"."""
+    pickling = importlib.import_module("ray.cloudpickle")  # takes what is defined in the user's script
+    folder = Path(tempfile.mkdtemp(prefix="agl-verl-"))
+    try:
+        paths = {"folder": str(folder)}
+        (folder / _PARTS_FILE).write_bytes(pickling.dumps(parts))
+        for name, dataset in (("train", train_dataset), ("val", val_dataset)):
+            if dataset is not None:
+                paths[name] = str(folder / f"{name}{ROWS_SUFFIX}")
+                rows = [dataset[number] for number in range(len(dataset))]
+                Path(paths[name]).write_bytes(pickling.dumps(rows))
+        yield paths
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_parts(folder: str) -> RunParts:
+    """What `run_folder` was given."""
+    parts = importlib.import_module("ray.cloudpickle").loads(Path(folder, _PARTS_FILE).read_bytes())
+    assert isinstance(parts, RunParts)
+    return parts
+
+
+def read_rows(paths: Sequence[str]) -> list[Any]:
+    """The rows of files: of ours, JSON lines, a JSON list, or Parquet."""
+    return [row for path in paths for row in _read(Path(path).expanduser())]
+
+
+def _read(path: Path) -> list[object]:
+    try:
+        if path.suffix == ROWS_SUFFIX:
+            return list(importlib.import_module("ray.cloudpickle").loads(path.read_bytes()))
+        if path.suffix == ".parquet":
+            return list(importlib.import_module("pyarrow.parquet").read_table(path).to_pylist())
+        json = importlib.import_module("orjson")
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
+        rows = json.loads(path.read_bytes()) if path.suffix == ".json" else None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"The data file '{path}' cannot be read: {error}") from error
+    if not isinstance(rows, list):
+        raise ConfigurationError(
+            f"The data file '{path}' is none that is known; give .parquet, .jsonl, or .json with a list."
+        )
+    return rows
+
+
+# ---------------------------------------------------------------------- launch
+
+
+_PACKAGE: Final = "agentlightning.verl"
+_FILE: Final = "config.yaml"
+
+
+class Configuration(Protocol):
+    """Entries by `config["data"]` and by `config.data`; OmegaConf's DictConfig and `VerlConfig` are such."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+    def __getattr__(self, name: str, /) -> Any: ...
+
+
+class VerlConfig(dict[str, Any]):
+    """A dictionary whose entries are attributes too, at every depth; it equals a plain one with the same entries."""
+
+    def __init__(self, entries: JsonMapping | None = None) -> None:
+        super().__init__({name: _wrapped(value) for name, value in (entries or {}).items()})
+
+    def __setitem__(self, name: str, value: object) -> None:
+        super().__setitem__(name, _wrapped(value))
+
+    def update(self, entries: JsonMapping, /) -> None:  # type: ignore[override] # one form will do
+        super().update(VerlConfig(entries))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            known = ", ".join(map(str, self)) or "nothing"
+            raise AttributeError(f"The configuration has no '{name}' here; there is {known}.") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self[name] = value
+
+
+def compose(config: JsonMapping | None = None) -> Configuration:
+    """Our configuration with the user's values over it, which may be new ones.
+
+    Raises:
+        ConfigurationError: `config` is no mapping, or what verl and the user give does not go together.
+    """
+    given: object = {} if config is None else config  # OmegaConf's own objects are mappings too
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"config is {given!r:.80}; VERL takes a nested dictionary of verl's settings.")
+    if not _is_installed("omegaconf"):
+        return VerlConfig(_merged(_own(), given))
+    omegaconf = importlib.import_module("omegaconf")
+    try:
+        defaults = _defaults_of_verl() if _is_installed("hydra") else None
+        base = omegaconf.OmegaConf.create(_own()) if defaults is None else _over(defaults)
+        omegaconf.OmegaConf.set_struct(base, False)  # noqa: FBT003 # OmegaConf's signature
+        composed: Configuration = omegaconf.OmegaConf.merge(base, given)
+    except omegaconf.errors.OmegaConfBaseException as error:
+        raise ConfigurationError(f"verl's configuration cannot be composed: {error}") from error
+    return composed
+
+
+def _own() -> JsonObject:
+    """The file, less what is for Hydra."""
+    text = files(_PACKAGE).joinpath(_FILE).read_text(encoding="utf-8")
+    entries = importlib.import_module("yaml").safe_load(text)
+    return {name: value for name, value in entries.items() if name not in ("hydra", "defaults")}
+
+
+def _defaults_of_verl() -> Path | None:
+    """The folder of verl's defaults, found without importing verl, which takes long; None if it is not installed."""
+    found = importlib.util.find_spec("verl")
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return next((folder for place in places if (folder := Path(place, *("trainer", "config"))).is_dir()), None)
+
+
+def _over(defaults: Path) -> Any:
+    """The file composed by Hydra over verl's defaults; a Hydra that the user has set up is as it was afterwards."""
+    hydra = importlib.import_module("hydra")
+    state = importlib.import_module("hydra.core.global_hydra").GlobalHydra.instance()
+    before, state.hydra = state.hydra, None
+    try:
+        with (
+            as_file(files(_PACKAGE).joinpath(_FILE)) as path,
+            hydra.initialize_config_dir(version_base=None, config_dir=str(path.parent)),
+        ):
+            return hydra.compose(config_name=path.stem, overrides=[f"hydra.searchpath=['file://{defaults}']"])
+    except hydra.errors.HydraException as error:
+        raise ConfigurationError(f"The defaults of the installed verl cannot be composed: {error}") from error
+    finally:
+        importlib.import_module("hydra.core.global_hydra").GlobalHydra.instance().hydra = before
+
+
+def _merged(base: JsonMapping, over: JsonMapping) -> JsonObject:
+    """Both, level by level; where they differ, `over`."""
+    result = dict(base)
+    for name, value in over.items():
+        below = result.get(name)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        result[name] = _merged(below, value) if both else value  # type: ignore[arg-type] # both are mappings
+    return result
+
+
+def _wrapped(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return VerlConfig(value)
+    return [_wrapped(one) for one in value] if isinstance(value, list) else value
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+# ---------------------------------------------------------------------- launch
 
 
 class TaskRunnerHere:

@@ -20,8 +20,8 @@ from agentlightning.adapter.calls import as_token_ids, logprobs_of
 from agentlightning.adapter.sequence_builder import CallTokens, SequenceBuilder
 from agentlightning.adapter.sequences import BreakReason, DropReason, TokenSequence, Trajectory
 from agentlightning.adapter.tree import ANY_AGENT
-from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
-from agentlightning.algorithm.verl.config import Configuration
+from agentlightning.algorithm.comparison import FailedReward, check_failed_reward
+from agentlightning.algorithm.verl.launch import Configuration
 from agentlightning.dialects.attributes import LOGPROBS
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Span, Triplet

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from agentlightning.engine.base import EngineRequest
-from agentlightning.engine.child import ChildProgram
+from agentlightning.engine.embedded import ChildProgram
 from agentlightning.engine.vllm.client import Served, VllmClient
 from agentlightning.engine.vllm.options import KEY_VARIABLE, LOOPBACK, ServerCommand, VllmOptions, check_installed
 from agentlightning.errors import EngineError

@@ -16,9 +16,9 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
-from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.steps import (
+from agentlightning.instrumentation.patch import (
     AGENT_NAME,
+    Patch,
     Step,
     agent_step,
     record_calls,

@@ -20,8 +20,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode
 from typing_extensions import Self
 
-from agentlightning.instrumentation.patch import Original, Patch
-from agentlightning.instrumentation.steps import Step, as_json, guarded, recorded
+from agentlightning.instrumentation.patch import Original, Patch, Step, as_json, guarded, recorded
 
 _AUTOGEN: Final = "AutoGen"
 _Stream = AsyncGenerator[Any, None]

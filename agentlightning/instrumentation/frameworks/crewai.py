@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
-from agentlightning.instrumentation.patch import Original, Patch
-from agentlightning.instrumentation.steps import (
+from agentlightning.instrumentation.patch import (
+    Original,
+    Patch,
     Step,
     agent_step,
     as_json,

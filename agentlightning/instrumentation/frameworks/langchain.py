@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from agentlightning.instrumentation.frameworks.langchain_runs import LANGCHAIN, Recorder, Run, enter, leave, place_kept
-from agentlightning.instrumentation.patch import Original, Patch, PatchedCall
-from agentlightning.instrumentation.steps import guarded
+from agentlightning.instrumentation.patch import Original, Patch, PatchedCall, guarded
 
 
 class LangChainPatch(Patch):

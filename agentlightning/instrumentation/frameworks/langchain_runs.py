@@ -25,7 +25,7 @@ from typing_extensions import Self
 
 from agentlightning.dialects import langchain as dialect
 from agentlightning.instrumentation.model_calls import TIME_TO_FIRST_TOKEN, WATCHES, CallWatch
-from agentlightning.instrumentation.steps import Step, as_json, guarded, is_suppressed, tool_step
+from agentlightning.instrumentation.patch import Step, as_json, guarded, is_suppressed, tool_step
 
 LANGCHAIN: Final = "LangChain"
 _AGENT: Final = "langchain.chain.type"

@@ -38,9 +38,8 @@ from agentlightning.instrumentation.frameworks.litellm_redirect import (
     refuse_redirect,
 )
 from agentlightning.instrumentation.model_calls import WATCHES, CallWatch, ModelCall, read_along, read_whole
-from agentlightning.instrumentation.patch import Original, Patch, PatchedCall
+from agentlightning.instrumentation.patch import Original, Patch, PatchedCall, guarded, is_suppressed
 from agentlightning.instrumentation.redirect import parent_header
-from agentlightning.instrumentation.steps import guarded, is_suppressed
 
 _CHAT: Final = OPENAI_DIALECTS[CHAT_PATH]
 _FUNCTIONS: Final = (

@@ -13,8 +13,8 @@ from typing import Any, Final
 from opentelemetry.trace import StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.steps import (
+from agentlightning.instrumentation.patch import (
+    Patch,
     Step,
     agent_step,
     as_json,

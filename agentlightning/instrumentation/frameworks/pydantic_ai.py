@@ -10,8 +10,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import ModuleType
 from typing import Any
 
-from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.steps import Step, agent_step, record_calls, recorded, set_tool_result, tool_step
+from agentlightning.instrumentation.patch import (
+    Patch,
+    Step,
+    agent_step,
+    record_calls,
+    recorded,
+    set_tool_result,
+    tool_step,
+)
 
 
 class PydanticAIPatch(Patch):

@@ -11,8 +11,9 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Final
 
-from agentlightning.instrumentation.patch import Original, Patch
-from agentlightning.instrumentation.steps import (
+from agentlightning.instrumentation.patch import (
+    Original,
+    Patch,
     Step,
     agent_step,
     guarded,

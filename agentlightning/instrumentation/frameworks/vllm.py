@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
-from agentlightning.instrumentation.patch import Original, Patch
-from agentlightning.instrumentation.steps import guarded
+from agentlightning.instrumentation.patch import Original, Patch, guarded
 
 __all__ = ["ChatCompletionResponsePatched", "VllmPatch", "instrument_vllm", "uninstrument_vllm"]  # noqa: F822 # built on first use
 

@@ -15,12 +15,12 @@ from agentlightning.llm_proxy.backends.backend import (
     Try,
     UnknownModel,
     VersionNotServed,
+    backend_of,
 )
 from agentlightning.llm_proxy.backends.backend_pool import DEFAULT_DEADLINE_SECONDS, BackendPool
 from agentlightning.llm_proxy.backends.backend_state import Clock
 from agentlightning.llm_proxy.backends.call_state import BackendRequest, PreparedRequest
 from agentlightning.llm_proxy.backends.connection import BackendResponse
-from agentlightning.llm_proxy.backends.model_entry import backend_of
 
 __all__ = [
     "DEFAULT_DEADLINE_SECONDS",

@@ -20,6 +20,7 @@ from agentlightning.llm_proxy.backends.backend import (
     DialectNotServed,
     UnknownModel,
     VersionNotServed,
+    backend_of,
 )
 from agentlightning.llm_proxy.backends.backend_state import BackendState, Clock
 from agentlightning.llm_proxy.backends.call_state import (
@@ -35,7 +36,6 @@ from agentlightning.llm_proxy.backends.connection import (
     ResponseHead,
     SendFailure,
 )
-from agentlightning.llm_proxy.backends.model_entry import backend_of
 from agentlightning.utils.deadline import within
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from agentlightning.adapter.trajectory import TokenSequence, Trajectory  # noqa:
 from agentlightning.algorithm.grpo.advantages import advantages, overlong_penalty, returns_to_go  # noqa: E402
 from agentlightning.algorithm.grpo.grpo import GRPO  # noqa: E402
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
-from agentlightning.algorithm.grpo.outcomes import reward_means, weighted_rewards  # noqa: E402
+from agentlightning.algorithm.grpo.progress import reward_means, weighted_rewards  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, batch_of  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings, Schedule  # noqa: E402
 from agentlightning.errors import ConfigurationError, TrainingError  # noqa: E402

@@ -6,10 +6,10 @@ import pytest
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.batches import FinishedRollout
-from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of, spans_of_model
+from agentlightning.algorithm.grpo.progress import check_token_ids, outcomes_of, spans_of_model
 from agentlightning.algorithm.grpo.samples import RolloutOutcome
 from agentlightning.errors import TrainingError
-from agentlightning.llm_proxy.call_record import CALL_SPAN, RAW_SPAN
+from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Rollout, Span
 from tests.adapter.spans import CHAT, span

@@ -8,12 +8,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="checkpoints need torch")
 
 from agentlightning.algorithm.batches import FinishedRollout  # noqa: E402
+from agentlightning.algorithm.comparison import estimate  # noqa: E402
 from agentlightning.algorithm.grpo.checkpoints import Checkpoints  # noqa: E402 # after the check for torch
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
 from agentlightning.algorithm.grpo.progress import RECENT_STEPS, Curriculum, TrainingProgress  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
-from agentlightning.algorithm.intervals import estimate  # noqa: E402
 from agentlightning.errors import ConfigurationError  # noqa: E402
 from agentlightning.types import Rollout  # noqa: E402
 from tests.algorithm.grpo.small_model import SmallModel  # noqa: E402

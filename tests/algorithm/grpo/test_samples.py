@@ -11,10 +11,10 @@ from agentlightning.adapter.trajectory import (
     TokenSequence,
     Trajectory,
 )
+from agentlightning.algorithm.comparison import FailedReward
 from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.algorithm.grpo.skipped import Skipped
-from agentlightning.algorithm.intervals import FailedReward
 from agentlightning.errors import ConfigurationError
 from tests.algorithm.sequences import token_sequence
 

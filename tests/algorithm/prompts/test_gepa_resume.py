@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
-from agentlightning.algorithm.prompts.journal import RunJournal
+from agentlightning.algorithm.prompts.evaluation import RunJournal
 from agentlightning.store import InMemoryLightningStore
 from tests import warm_python
 from tests.algorithm.prompts.world import Judge, Writer, evolved, gepa_in, share_of_words

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.batches import Batches
-from agentlightning.algorithm.prompts.journal import RunJournal
+from agentlightning.algorithm.prompts.evaluation import RunJournal
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from tests.algorithm.prompts.world import Optimiser, agents, apo_in, optimised

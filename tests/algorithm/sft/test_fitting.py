@@ -14,7 +14,7 @@ from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.sft.examples import FittingSettings, Split
-from agentlightning.algorithm.sft.fitting import Fitting, sft_loss
+from agentlightning.algorithm.sft.sft import Fitting, sft_loss
 from agentlightning.engine.model import logits_of
 from agentlightning.errors import ConfigurationError
 from tests.algorithm.grpo.small_model import SmallModel

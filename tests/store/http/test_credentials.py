@@ -11,7 +11,7 @@ from agentlightning.store import InMemoryLightningStore, LightningStore, Lightni
 from agentlightning.store.http.tokens import Scope, ScopeKind, sign_token
 from agentlightning.store.operations import operations_of
 from agentlightning.types import LLM, NamedResources, PaginatedResult, PromptTemplate, ProxyLLM, ResourcesUpdate, Run
-from agentlightning.types.attempt_keys import AttemptKey, read_attempt_key
+from agentlightning.types.resources import AttemptKey, read_attempt_key
 from tests.store.http.conftest import Connect, Serve
 
 MASTER = "the-master-token-of-this-server"

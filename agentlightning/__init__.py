@@ -104,10 +104,9 @@ _RENAMED = {
 _HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in names} | _RENAMED
 
 # `import *` loads everything: without torch, all but what cannot be loaded then.
-_NEED_TORCH = ("GRPO", "SFT")
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 
-__all__ = ["__version__", *(name for name in _HOME_OF if _HAS_TORCH or name not in _NEED_TORCH)]
+__all__ = ["__version__", *(name for name in _HOME_OF if _HAS_TORCH or name not in ("GRPO", "SFT"))]
 
 
 _PACKAGES = frozenset(

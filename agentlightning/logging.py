@@ -17,12 +17,10 @@ from agentlightning.errors import ConfigurationError
 __all__ = ["DATE_FORMAT", "DEFAULT_FORMAT", "configure_logger", "setup", "setup_module"]
 
 _ROOT_NAME: Final = "agentlightning"
-_WARNINGS_NAME: Final = "py.warnings"
 DEFAULT_FORMAT: Final = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
 """Of the plain console and of files; the time is written with its date."""
 DATE_FORMAT: Final = "%H:%M:%S"
 """For formatters of your own that need no date."""
-_RICH_FORMAT: Final = "(Process-%(process)d %(name)s)   %(message)s"
 _LEVEL_NAMES: Final = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
 
 _Path: TypeAlias = str | os.PathLike[str]
@@ -85,7 +83,7 @@ def setup(
     """
     number = _level_number(level)
     number_by_name = {name: _level_number(one) for name, one in (submodule_levels or {}).items()}
-    names = {_ROOT_NAME, *(apply_to or ()), *([_WARNINGS_NAME] if capture_warnings else [])}
+    names = {_ROOT_NAME, *(apply_to or ()), *(["py.warnings"] if capture_warnings else [])}
     handlers = [_console_handler(color=color, formatter=formatter)] if console else []
     file_by_name: dict[str, _LogFile] = {}
     if isinstance(files, Mapping):
@@ -147,7 +145,7 @@ def _console_handler(*, color: bool, formatter: logging.Formatter | None) -> log
         from rich.logging import RichHandler
 
         handler = RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)
-        handler.setFormatter(formatter or _PrintableFormatter(_RICH_FORMAT))
+        handler.setFormatter(formatter or _PrintableFormatter("(Process-%(process)d %(name)s)   %(message)s"))
         return handler
     plain = logging.StreamHandler()
     plain.setFormatter(formatter or _PrintableFormatter(DEFAULT_FORMAT))

@@ -40,8 +40,6 @@ RESPONSE_IDS: Final = (
 )
 _RAW_FIELD: Final = re.compile(r"llm\.[^.]+\.(id|prompt_token_ids|response_token_ids|choices)")
 """Raw requests name their attributes after the provider: `llm.openai.id`."""
-_REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
-"""Names of the model that a call requested: the proxy's first, for a backend may know the model by another name."""
 _RESPONSE_ID: Final = ("gen_ai.response.id", "agentlightning.operation.output.id")
 _FINISH_REASON: Final = (
     "gen_ai.completion.0.finish_reason",
@@ -164,7 +162,15 @@ def response_id_of(attributes: SpanAttributes) -> str | None:
 
 def requests_other_model(attributes: SpanAttributes, model: str | None) -> bool:
     """Whether a call names another model than this one; None is any model."""
-    requested = next((attributes[name] for name in _REQUESTED_MODEL if name in attributes), None)
+    # Names of the model that a call requested: the proxy's first, for a backend may know the model by another name.
+    requested = next(
+        (
+            attributes[name]
+            for name in ("agentlightning.proxy.requested_model", "gen_ai.request.model")
+            if name in attributes
+        ),
+        None,
+    )
     return model is not None and requested is not None and requested != model
 
 

@@ -31,7 +31,6 @@ from agentlightning.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
-    RolloutStatus,
     Span,
 )
 from agentlightning.types.records import CURRENT_RUN
@@ -60,7 +59,6 @@ TRAINING: Final = "agentlightning.training"
 `left_out.{span id}` with the reason for each call that was left out."""
 WRITES_AT_ONCE: Final = 500
 """Spans that are written at the same time."""
-UNFINISHED: Final[tuple[RolloutStatus, ...]] = ("queuing", "requeuing", "preparing", "running")
 
 
 def retried_config(timeout_seconds: float | None = None) -> RolloutConfig:
@@ -272,7 +270,9 @@ class Batches:
     async def _cancel(self, rollout_ids: list[str] | None, resources_ids: list[str] | None) -> list[Rollout]:
         try:
             left = await self._store.query_rollouts(
-                status_in=UNFINISHED, rollout_id_in=rollout_ids, resources_id_in=resources_ids
+                status_in=("queuing", "requeuing", "preparing", "running"),
+                rollout_id_in=rollout_ids,
+                resources_id_in=resources_ids,
             )
             await asyncio.gather(*(self._store.update_rollout(one.rollout_id, status="cancelled") for one in left))
         except StoreError as error:  # the rollouts are useless, and do no harm but the work they make

@@ -25,25 +25,21 @@ UNREAD_SECONDS: Final = 60.0
 """A client that reads nothing for so long, of what is ready for it, is disconnected."""
 LEAST_BYTES_PER_SECOND: Final = SLOWEST_BYTES_PER_SECOND // 8
 """At which a connection above its share is read; `SLOWEST_BYTES_PER_SECOND` for each `ROOM_BYTES` that are unsent."""
-FAST_BYTES_PER_SECOND: Final = 8 * 1024**2
-"""A client that reads so fast keeps the room of its answer."""
 _STALL_SECONDS: Final = 0.1
 _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.001, 0.25
-_OBJECTS_FACTOR: Final = 4
-"""How much more memory objects take than their JSON."""
-_DIGITS_OF_FEW: Final = 2
-"""Of the limit of a query for few items."""
 
 
 def kind_of(operation: str, arguments: object) -> str:
     """The kind of a query, by which the size of its answer is guessed: those for few items are apart."""
     limit = str(arguments.get("limit")) if isinstance(arguments, Mapping) else ""
-    return f"{operation} of few" if limit.isdigit() and len(limit) <= _DIGITS_OF_FEW else operation
+    # A query is for few items if the limit it names is below 100.
+    return f"{operation} of few" if limit.isdigit() and len(limit) <= 2 else operation
 
 
 def patience_seconds(size: int) -> float:
     """How long a client may take to read so many bytes and keep their room."""
-    return _STALL_SECONDS + size / FAST_BYTES_PER_SECOND
+    # A client that reads 8 MiB a second keeps the room of its answer.
+    return _STALL_SECONDS + size / (8 * 1024**2)
 
 
 class Answers:
@@ -64,7 +60,8 @@ class Answers:
 
     def count(self, kind: str, size: int) -> None:
         """Remember the bytes that an answer had as JSON."""
-        self._largest[kind] = max(size * _OBJECTS_FACTOR, self._largest.get(kind, 0) * 99 // 100)
+        # Objects take about four times the memory of their JSON.
+        self._largest[kind] = max(size * 4, self._largest.get(kind, 0) * 99 // 100)
 
     async def until_read(self, unread: Callable[[], int]) -> None:
         """Wait until a client has read what is buffered for it; `Disconnected` if it is too slow.

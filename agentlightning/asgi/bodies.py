@@ -38,8 +38,6 @@ _PIECE_BYTES: Final = 64 * 1024
 """Scanned at a time, so that other threads have their turn in between."""
 _MARKS: Final = b",[{"
 """There is one of them for each value but the first."""
-_BYTES_OF_VALUE: Final = 2
-"""The fewest that a value takes, with its comma."""
 
 
 class Room:
@@ -180,5 +178,6 @@ class ValueCount:
 
 def check_values(body: bytes, most: int = MOST_VALUES) -> None:
     """Refuse JSON with more values than that."""
-    if len(body) > most * _BYTES_OF_VALUE:
+    # A value takes two bytes at least, with its comma.
+    if len(body) > most * 2:
         ValueCount(most).add(body)

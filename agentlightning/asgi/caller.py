@@ -24,13 +24,7 @@ from agentlightning.utils.server_launcher import is_loopback
 _HEADERS: Final = frozenset(
     (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"user-agent")
 )
-_FOREIGN_SITES: Final = ("cross-site", "same-site")
-"""`same-site` is foreign too: all ports of one machine are one site."""
-_BROWSER: Final = "Mozilla/"
-"""How every browser begins its `User-Agent`."""
 _UNSPECIFIED: Final = ("0.0.0.0", "[::]")
-_CONTAINER_HOSTS: Final = ("host.docker.internal", "host.containers.internal")
-"""Names that containers have for the machine they run on; nobody can register them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,8 @@ class CallerCheck:
         origin, host = shown.get(b"origin", ""), shown.get(b"host", "")
         if not self._is_allowed(origin):
             self._check_origin(origin, host)
-            if shown.get(b"sec-fetch-site") in _FOREIGN_SITES and not self._is_link(scope, shown):
+            # `same-site` is foreign too: all ports of one machine are one site.
+            if shown.get(b"sec-fetch-site") in ("cross-site", "same-site") and not self._is_link(scope, shown):
                 raise self._refusal("Web pages of other sites", "and the origin of the page")
         reached_at = scope.get("server") or ("", None)
         if not self.has_key and host and is_loopback(reached_at[0]):
@@ -87,7 +82,8 @@ class CallerCheck:
             return
         # 0.0.0.0 and :: lead here too, and browsers send no `Sec-Fetch-Site` to them.
         is_unspecified = host.rpartition(":")[0] in _UNSPECIFIED or host in _UNSPECIFIED
-        if is_unspecified and agent.startswith(_BROWSER) and not is_marked:
+        # How every browser begins its `User-Agent`.
+        if is_unspecified and agent.startswith("Mozilla/") and not is_marked:
             raise NotAllowed(
                 f"This server does not know which page called it as '{host}', since browsers do not say so there; "
                 "open it as 127.0.0.1."
@@ -114,7 +110,8 @@ def _names_this_machine(host: str) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    own_names = ("localhost", socket.gethostname().lower(), *_CONTAINER_HOSTS)
+    # Names that containers have for the machine they run on; nobody can register them.
+    own_names = ("localhost", socket.gethostname().lower(), "host.docker.internal", "host.containers.internal")
     if name in own_names or name.endswith(".localhost"):
         return True
     try:

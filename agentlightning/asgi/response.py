@@ -22,8 +22,6 @@ Header = tuple[bytes, bytes]
 
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 """Keeps browsers from taking an answer for a script or a page because of what it holds."""
-WHOLE_BYTES: Final = 256 * 1024
-"""Answers up to this are made in the event loop."""
 _UNAUTHORIZED, _REQUEST_TIMEOUT = 401, 408
 
 
@@ -128,7 +126,8 @@ def response_of(status: int, parts: Iterator[bytes]) -> Response | LargeResponse
     for part in parts:
         made.append(part)
         size += len(part)
-        if size > WHOLE_BYTES:
+        # Smaller answers are made in the event loop.
+        if size > 256 * 1024:
             return LargeResponse(status, itertools.chain(made, parts))
     return Response(status, b"".join(made))
 

@@ -18,7 +18,6 @@ from agentlightning.logging import setup
 from agentlightning.utils.spelling import similar_word
 
 LAST_PORT: Final = 65535
-LOG_LEVELS: Final = "DEBUG, INFO, WARNING or ERROR"
 _WRONG_USE: Final = 2
 _END_OF_OPTIONS: Final = "--"
 
@@ -49,7 +48,7 @@ class Command:
             prog=f"agl {self.name}", usage=self.usage, description=self.description, examples=self.examples
         )
         self.arguments(parser)
-        parser.add_argument("--log-level", default=self.log_level, help=LOG_LEVELS)
+        parser.add_argument("--log-level", default=self.log_level, help="DEBUG, INFO, WARNING or ERROR")
         return parser
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:

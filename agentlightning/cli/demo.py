@@ -71,8 +71,6 @@ LABELS: Final = {
 SIDES: Final = ("before", "after")
 MOST_ROWS: Final = 8
 """Steps in the table of phases."""
-MOST_CONVERSATIONS: Final = 3
-"""That show something wrong before; one that is wrong after comes on top."""
 
 
 class PhaseSentinel(Sentinel):
@@ -322,7 +320,8 @@ class Report:
         kinds = {"solved"}
         for number, (before, _) in enumerate(pairs):
             found = {one.kind for one in before}
-            if len(chosen) < MOST_CONVERSATIONS and not found <= kinds:
+            # Three show something wrong before; one that is wrong after comes on top.
+            if len(chosen) < 3 and not found <= kinds:
                 chosen.append(number)
                 kinds |= found
         chosen += [number for number, (_, after) in enumerate(pairs) if not all(one.solved for one in after)][:1]

@@ -28,8 +28,6 @@ from agentlightning.utils.installation import install_command
 from agentlightning.verdict.verdict import Finding
 
 LEAST_DISK_GB: Final = 1.0
-LEAST_FILES: Final = 1024
-"""Open files that a training with a few dozen runners needs."""
 LOOPBACK: Final = "127.0.0.1"
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _REQUIREMENT: Final = re.compile(
@@ -37,7 +35,6 @@ _REQUIREMENT: Final = re.compile(
 )
 _EXTRA: Final = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 _LIMIT: Final = re.compile(r"(>=|<=|==|!=|<|>)\s*(\d[\w.]*)")
-_OWN_EXTRAS: Final = frozenset(["dev", "docs", "test"])
 _EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
     "openai": ("openai", "apo_room_selector, calc_x, calc_x_verl, multi_agent, notebook, observe_openai, sql_agent"),
     "langchain": ("langgraph", "sql_agent"),
@@ -119,7 +116,7 @@ def _read_requirement(text: str) -> tuple[str, list[tuple[str, str]], str | None
     if match is None:
         return None
     extra = _EXTRA.search(match["marker"] or "")
-    if match["name"] == "agentlightning" or (extra is not None and extra[1] in _OWN_EXTRAS):
+    if match["name"] == "agentlightning" or (extra is not None and extra[1] in {"dev", "docs", "test"}):
         return None
     return match["name"], _LIMIT.findall(match["versions"]), None if extra is None else extra[1]
 
@@ -211,7 +208,8 @@ def _open_files() -> Check:
     except ImportError:  # not on Windows
         return Check("files", "this system sets no limit of open files")
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and limit < LEAST_FILES:
+    # Open files that a training with a few dozen runners needs.
+    if limit != resource.RLIM_INFINITY and limit < 1024:
         return _wrong("files", f"{limit} files may be open at once.", f"Run `ulimit -n {most}` first.", limit=limit)
     return Check("files", f"{limit} files may be open at once")
 

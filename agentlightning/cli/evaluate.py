@@ -39,8 +39,6 @@ from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.trainer import Trainer
 from agentlightning.types import NamedResources, PromptTemplate, RolloutConfig
 
-DEFAULT_CONCURRENCY: Final = 16
-DEFAULT_TIMEOUT: Final = 600.0
 MOST_ERRORS: Final = 3
 
 
@@ -69,10 +67,8 @@ def _add_arguments(parser: CommandParser) -> None:
     which.add_argument("--step", type=whole_number, metavar="N", help="take the checkpoint after this step")
     parser.add_argument("--policy", metavar="NAME", help="take this model, where a checkpoint has several")
     parser.add_argument("--runners", type=positive_number, default=1, help="processes that run the agent")
-    parser.add_argument(
-        "--concurrency", type=positive_number, default=DEFAULT_CONCURRENCY, help="rollouts at once in each"
-    )
-    parser.add_argument("--timeout", type=seconds, default=DEFAULT_TIMEOUT, help="seconds a rollout may take")
+    parser.add_argument("--concurrency", type=positive_number, default=16, help="rollouts at once in each")
+    parser.add_argument("--timeout", type=seconds, default=600.0, help="seconds a rollout may take")
     parser.add_argument("--device", default="auto", help="device of a model that is served here")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
 

@@ -25,7 +25,6 @@ FORMS: Final = (
 _AT_URL: Final = re.compile(r"@(?=https?://)")
 _OPENAI: Final = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE")
 _BUDGETS: Final[Mapping[str, Callable[[str], float]]] = {"calls": whole_number, "tokens": whole_number, "cost": amount}
-_ANTHROPIC: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL")
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def passed_through() -> Models:
     if token and not os.environ.get("ANTHROPIC_API_KEY"):
         anthropic["extra_headers"] = {"Authorization": f"Bearer {token}"}
     others: dict[str, object] = {"model": "openai/*"}
-    if _is_set(_ANTHROPIC) and not _is_set(_OPENAI):
+    if _is_set(("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL")) and not _is_set(_OPENAI):
         others = {**anthropic, "model": "anthropic/*"}
     return Models(
         [

@@ -58,15 +58,9 @@ from agentlightning.utils.clipped_text import redacted
 
 _READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 _LONGEST_TEXT: Final = 60
-_WIDE: Final = 400
-"""Columns, more than any table here has."""
-_TERMINAL: Final = "/dev/tty"
 WORKER_ID: Final = "agl-run"
 DEFAULT_RETRIES: Final = 2
 _ANY_MODEL: Final = "*"
-_NO_KEY: Final = "unused"
-_NOT_STARTED: Final = 127
-"""What shells give for a program that is not there."""
 _SIGNALLED: Final = 128
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CREDENTIALS: Final = (
@@ -74,7 +68,6 @@ _CREDENTIALS: Final = (
     *(LightningEnvVar.AGL_PROXY_API_KEY.value, LightningEnvVar.AGL_STORE_TOKEN.value),
 )
 """Variables that would be shown to the proxy instead of the attempt's key, or are none of the program's business."""
-_NETWORK_PROXIES: Final = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -180,7 +173,7 @@ def _named_proxy(arguments: argparse.Namespace, models: Models) -> ProxyLLM:
     if urlsplit(arguments.proxy).scheme not in ("http", "https"):
         raise ConfigurationError(f"--proxy {arguments.proxy} is no address; write it as http://127.0.0.1:4749.")
     key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY)
-    secret = PROXY_SECRET_PREFIX + key.removeprefix(PROXY_SECRET_PREFIX) if key else _NO_KEY
+    secret = PROXY_SECRET_PREFIX + key.removeprefix(PROXY_SECRET_PREFIX) if key else "unused"
     return ProxyLLM(endpoint=arguments.proxy, model=_ANY_MODEL, api_key=secret)
 
 
@@ -199,7 +192,7 @@ def streams_to_capture(*, reads_stdout: bool = False) -> set[int]:
 def has_terminal_signals() -> bool:
     """Whether Ctrl-C reaches our whole process group, and so the program too, without our help."""
     try:
-        terminal = os.open(_TERMINAL, os.O_RDONLY | os.O_NOCTTY)
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
         return False
     try:
@@ -318,7 +311,8 @@ class _ForegroundAgent(CommandAgent):
             environment.pop("AGL_MODEL")
             environment.pop("OPENAI_MODEL")
             environment |= {name: os.environ[name] for name in ("OPENAI_MODEL",) if name in os.environ}
-        if any(environment.get(name) for name in _NETWORK_PROXIES):  # calls to ours do not go through such a one
+        # Calls to our proxy do not go through one of the network.
+        if any(environment.get(name) for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")):
             host = urlsplit(self.llm.get_base_url(None, None)).hostname or ""
             listed = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
             environment |= dict.fromkeys(("NO_PROXY", "no_proxy"), f"{listed},{host}" if listed else host)
@@ -350,7 +344,8 @@ class _Session:
         program = self._agent.program
         if program is None or program.exit_code is None:
             _report_error(error)
-            return _NOT_STARTED
+            # What shells give for a program that is not there.
+            return 127
         if error is not None and program.exit_code == 0:
             _report_error(error)  # such as a reward that cannot be read
         if program.exit_code != 0 and self._agent.withheld:
@@ -430,7 +425,8 @@ def _print(table: Table, *, is_error: bool = False) -> None:
     """Whole, also where there is no terminal whose width is known."""
     console = Console(stderr=is_error)
     if not console.is_terminal:
-        console.width = _WIDE
+        # No table here has so many columns of text.
+        console.width = 400
     console.print(table)
 
 

@@ -22,13 +22,12 @@ from agentlightning.tracer import OtelTracer
 from agentlightning.trainer.components import checked_agent
 from agentlightning.trainer.roles import RunnerRole
 
-DEFAULT_STORE = "http://127.0.0.1:4747"
 GRACE_SECONDS = 30.0
 
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("agent", metavar="MODULE:AGENT", help="the agent: a function, a LitAgent, or a class of one")
-    parser.add_argument("--store", default=DEFAULT_STORE, help="the training's store")
+    parser.add_argument("--store", default="http://127.0.0.1:4747", help="the training's store")
     parser.add_argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--n-runners", type=positive_number, default=1, help="processes")
     parser.add_argument("--max-concurrency", type=positive_number, default=1, help="rollouts at once in each")

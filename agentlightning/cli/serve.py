@@ -13,7 +13,6 @@ from agentlightning.store.http.tokens import refuse_open_address
 
 DEFAULT_PORT: Final = 4750
 DEFAULT_SEQUENCES: Final = 64
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -36,7 +35,10 @@ def _add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: a GPU for large models)")
     parser.add_argument(
-        "--dtype", default="auto", choices=DTYPES, help="precision of a Hugging Face model (default: by device)"
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="precision of a Hugging Face model (default: by device)",
     )
     parser.add_argument(
         "--threads", type=positive_number, default=1, metavar="N", help="threads that compute one operation"

@@ -36,14 +36,13 @@ VERBS = {
 }
 DEFAULT_EXPIRY = {"runner": "24h", "reader": "24h", "attempt": "1h"}
 MASTER_TOKEN_BYTES = 32
-SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _seconds(duration: str) -> int:
     match = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", duration)
     if match is None:
         raise argparse.ArgumentTypeError(f"{duration!r} is not a duration; write it like 90s, 30m, 24h or 7d")
-    return int(match[1]) * SECONDS_PER_UNIT[match[2]]
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def _add_arguments(parser: CommandParser) -> None:

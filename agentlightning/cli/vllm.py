@@ -33,11 +33,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.vllm import instrument_vllm
 from agentlightning.utils.server_launcher import is_loopback
 
-_COMMAND_LINE: Final = "vllm.entrypoints.cli.main"
-_MODEL_OPTION: Final = "--model"
 _SERVE: Final = "serve"
-_OF_VLLM_ITSELF: Final = ("-v", "--version")
-"""Options that belong to no command of vLLM's."""
 _COMMANDS_OF_VLLM: Final = ("bench", "chat", "collect-env", "complete", "launch", "run-batch", _SERVE)
 DEFAULT_PORT: Final = 8000
 DEFAULT_NAME: Final = "policy"
@@ -178,14 +174,15 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _as_vllm_takes(given: Sequence[str]) -> list[str]:
     """The arguments with a command in front, and the model of `serve` where vLLM wants it: first, without an option."""
-    if given[0] in _OF_VLLM_ITSELF:
+    # Options that belong to no command of vLLM's.
+    if given[0] in ("-v", "--version"):
         return list(given)
     command, rest = (_SERVE, list(given)) if given[0].startswith("-") else (given[0], list(given[1:]))
     if command != _SERVE or (rest and not rest[0].startswith("-")):
         return [command, *rest]
     for place, word in enumerate(rest):
         option, equals, model = word.partition("=")
-        if option != _MODEL_OPTION:
+        if option != "--model":
             continue
         if equals:
             return [command, model, *rest[:place], *rest[place + 1 :]]
@@ -198,7 +195,7 @@ def _as_vllm_takes(given: Sequence[str]) -> list[str]:
 def _run_in_process(arguments: Sequence[str]) -> int:
     instrument_vllm()
     try:
-        run = importlib.import_module(_COMMAND_LINE).main
+        run = importlib.import_module("vllm.entrypoints.cli.main").main
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"This vLLM has no command line that can be run ({error}); install 0.8.4 or later: pip install -U vllm."

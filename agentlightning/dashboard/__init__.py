@@ -18,7 +18,6 @@ __all__ = ["DASHBOARD_PATH", "Asset", "address_with_token", "asset_at"]
 DASHBOARD_PATH: Final = "/dashboard"
 """Where the page is; its files are below."""
 
-_PAGE: Final = "index.html"
 _MEDIA_TYPES: Final[Mapping[str, str]] = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -60,7 +59,7 @@ def address_with_token(page: str, token: str) -> str:
 
 def asset_at(path: str) -> Asset | None:
     """The file under a path below `DASHBOARD_PATH`, the page itself under an empty one; None if there is none."""
-    return _assets().get(path or _PAGE)
+    return _assets().get(path or "index.html")
 
 
 @functools.cache

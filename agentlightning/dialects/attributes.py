@@ -34,7 +34,6 @@ TOKEN_FACTS: Final = (PROMPT_IDS, RESPONSE_IDS, LOGPROBS, REFUSAL_LOGPROBS, VERS
 """All that is recorded of the tokens of a call."""
 
 _NO_MODEL: Final = object()
-_ABOUT_RESPONSES: Final = (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model"))
 _SETTINGS = {
     "model",
     "temperature",
@@ -204,7 +203,7 @@ def write_tools(attributes: Attributes, tools: Iterable[ToolParts]) -> None:
 def write_response(attributes: Attributes, response: Thing) -> None:
     """What every response has: its id, the model that answered and, where it is told, the version of its weights."""
     read = reader(response)
-    for name, known_as in _ABOUT_RESPONSES:
+    for name, known_as in (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model")):
         value = read(name)
         if isinstance(value, str) and value:
             attributes[known_as] = value

@@ -35,8 +35,6 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     **{status: kind for kind, status in _ANTHROPIC_STATUSES.items()},
     503: "overloaded_error",
 }
-_OPENAI_TYPES: Final[Mapping[int, str]] = {403: "permission_error", 429: "rate_limit_error"}
-_OPENAI_CODES: Final[Mapping[int, str]] = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _OPENAI_STATUSES: Final[Mapping[str, int]] = {
     "invalid_request_error": 400,
     "invalid_prompt": 400,
@@ -218,8 +216,8 @@ def _openai_error(failure: Failure) -> JsonObject:
     kind = failure.kind
     if kind is None or kind in _ONLY_ANTHROPIC:
         otherwise = "invalid_request_error" if 400 <= failure.status < 500 else "server_error"
-        kind = _OPENAI_TYPES.get(failure.status, otherwise)
-    code = failure.code or _OPENAI_CODES.get(failure.status)
+        kind = {403: "permission_error", 429: "rate_limit_error"}.get(failure.status, otherwise)
+    code = failure.code or {401: "invalid_api_key", 429: "rate_limit_exceeded"}.get(failure.status)
     return {"message": failure.message, "type": kind, "param": failure.param, "code": code}
 
 

@@ -12,11 +12,8 @@ from agentlightning.utils.json_values import JsonMapping
 
 _ROLES: Final = {"human": "user", "ai": "assistant", "function": "tool"}
 """By the type of a message; other types are roles themselves."""
-_KNOWN_ROLES: Final = ("developer", "system", "user", "assistant", "tool")
 _FINISH_REASON: Final = ("finish_reason", "stop_reason", "done_reason", "stopReason")
 """How the integrations of providers call the reason for which an answer ended."""
-_MADE_UP_ID: Final = "lc_run-"
-"""How ids begin that LangChain gives to messages whose model gave none."""
 
 
 def request_attributes(asked: Sequence[Thing], params: JsonMapping, metadata: JsonMapping) -> Attributes:
@@ -57,7 +54,7 @@ def _role_of(message: Thing) -> str:
     role = _ROLES.get(kind, kind)
     if role == "system":
         role = (field(message, "additional_kwargs") or {}).get("__openai_role__", role)
-    return role if role in _KNOWN_ROLES else "user"
+    return role if role in ("developer", "system", "user", "assistant", "tool") else "user"
 
 
 def _tool_calls(message: Thing) -> Iterator[ToolParts]:
@@ -90,7 +87,8 @@ def response_attributes(result: Thing) -> Attributes:
             attributes[f"{prefix}.finish_reason"] = fields.plain_text(reason)
         if number == 0:
             output, given = {**output, **told}, field(message, "id")
-            own_id = given if isinstance(given, str) and not given.startswith(_MADE_UP_ID) else None
+            # How ids begin that LangChain gives to messages whose model gave none.
+            own_id = given if isinstance(given, str) and not given.startswith("lc_run-") else None
             model = output.get("model_name") or output.get("model")
             fields.write_response(attributes, {"id": output.get("id") or own_id, "model": model})
     usage = field(field(generations[0], "message"), "usage_metadata") if generations else None

@@ -5,13 +5,9 @@ are. What removes fields runs for every chunk of a stream and does little where 
 """
 
 from collections.abc import Mapping
-from typing import Final
 
 from agentlightning.dialects.attributes import DialectName
 from agentlightning.utils.json_values import JsonMapping, JsonObject
-
-_ID_FIELDS: Final = ("prompt_token_ids", "token_ids", "response_token_ids")
-_INCLUDED_LOGPROBS: Final = "message.output_text.logprobs"
 
 
 def asks_for_logprobs(dialect: DialectName, body: JsonMapping) -> bool:
@@ -22,7 +18,7 @@ def asks_for_logprobs(dialect: DialectName, body: JsonMapping) -> bool:
         asked = body.get("logprobs")
         return asked is not None and asked is not False
     if dialect == "responses":
-        return bool(body.get("top_logprobs")) or _INCLUDED_LOGPROBS in (body.get("include") or ())
+        return bool(body.get("top_logprobs")) or "message.output_text.logprobs" in (body.get("include") or ())
     return False
 
 
@@ -76,7 +72,11 @@ def without_unasked(dialect: DialectName, answer: JsonObject, asked: JsonMapping
 
 def _without_ids(holder: JsonObject) -> bool:
     """Remove ids; a field that is there and empty stays, as servers send it to those who did not ask."""
-    removed = [holder.pop(name) for name in _ID_FIELDS if holder.get(name) is not None]
+    removed = [
+        holder.pop(name)
+        for name in ("prompt_token_ids", "token_ids", "response_token_ids")
+        if holder.get(name) is not None
+    ]
     return bool(removed)
 
 

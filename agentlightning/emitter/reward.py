@@ -37,9 +37,6 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 _SpanT = TypeVar("_SpanT", bound=SpanLike)
 
 _OLD_VALUE = "reward"
-_PRIMARY = "primary"
-_BINARY = "reward.binary"
-"""`kind` of the event that a truth value is."""
 _PREFIX = LightningSpanAttributes.REWARD.value
 _NAME, _VALUE = RewardAttributes.REWARD_NAME.value, RewardAttributes.REWARD_VALUE.value
 
@@ -64,7 +61,7 @@ def emit_reward(
         propagate: False makes the span without sending it anywhere.
     """
     is_single = isinstance(reward, (float, int))
-    named = {_PRIMARY: _number(reward)} if is_single else _named(reward, primary_key)
+    named = {"primary": _number(reward)} if is_single else _named(reward, primary_key)
     noted = user_attributes(attributes)
     for position, (name, value) in enumerate(named.items()):
         if position == 0:
@@ -72,7 +69,8 @@ def emit_reward(
         noted[f"{_PREFIX}.{position}.{_NAME}"] = name
         noted[f"{_PREFIX}.{position}.{_VALUE}"] = value
     if isinstance(reward, bool):
-        noted.setdefault(AGL_EVENT_KIND, _BINARY)
+        # `kind` of the event that a truth value is.
+        noted.setdefault(AGL_EVENT_KIND, "reward.binary")
     span = emit(AGL_REWARD, noted, get_tracer, propagate=propagate)
     if span is None:
         raise ValueError(

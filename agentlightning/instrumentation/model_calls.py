@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 TIME_TO_FIRST_TOKEN: Final = "gen_ai.streaming.time_to_first_token"
 """Seconds from the request to the first part of the answer."""
-IS_CUT: Final = "agentlightning.response.is_cut"
-"""The stream was left before its end."""
 
 RECORDED_HEADER: Final = "x-agl-recorded"
 """Of an answer of the LLM proxy: the attempt for which it recorded the call, and the span that holds the content."""
@@ -182,7 +180,8 @@ class ModelCall:
         if self._first_token_seconds is not None:
             attributes[TIME_TO_FIRST_TOKEN] = self._first_token_seconds
         if is_cut:
-            attributes[IS_CUT] = True
+            # The stream was left before its end.
+            attributes["agentlightning.response.is_cut"] = True
         return attributes
 
 
@@ -190,7 +189,6 @@ class ModelCall:
 
 _End = Callable[..., None]
 """Called once or more when nothing more will be read, with the error if there was one."""
-_EVENT_STREAM: Final = "text/event-stream"
 _LAST_EVENTS: Final = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 """By which dialects without `[DONE]` say that an event is the last."""
 
@@ -223,7 +221,7 @@ class _Body:
 
     def __init__(self, call: ModelCall, response: Any) -> None:
         self._call = call
-        self._parser = SseParser() if _EVENT_STREAM in response.headers.get("content-type", "") else None
+        self._parser = SseParser() if "text/event-stream" in response.headers.get("content-type", "") else None
         self._pieces: list[bytes] = []
         """Of a body that is no stream."""
         self._is_done = False

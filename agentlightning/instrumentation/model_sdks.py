@@ -45,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 _CALL: ContextVar[ModelCall | None] = ContextVar("agentlightning_sdk_call", default=None)
 """The call that an SDK is making here."""
-_ACCOUNT_HEADERS: Final = ("OpenAI-Organization", "OpenAI-Project")
-_OTHER_KEYS: Final = ("x-api-key", "api-key")
-"""Where receivers look for a key besides `Authorization`."""
 _SIGNS: Final = (
     "The calls of a {client} cannot be sent to the model of the rollout, because it signs each with its own keys; "
     "make the client with {instead}, or have it left alone with exclude_from_redirect(client)."
@@ -186,13 +183,14 @@ class _BaseClientPatch(Patch):
         keys, omit = self._key_headers(client, api_key), _omit_of(client)
         taken = {name.lower() for name in keys}
         beneath = _mapping(getattr(getattr(client, "_client", None), "headers", None))
-        given = (*_mapping(vars(client).get("_custom_headers")), *headers, *_ACCOUNT_HEADERS)
+        given = (*_mapping(vars(client).get("_custom_headers")), *headers, "OpenAI-Organization", "OpenAI-Project")
+        # Where receivers look for a key besides `Authorization`.
         return {
             **{name: value for name, value in headers.items() if not is_secret(name)},
             **{name: omit for name in given if is_secret(name) and name not in keys},
             # Headers of the HTTP client beneath cannot be taken out, only written over.
             **{
-                name: api_key if name in _OTHER_KEYS else PLACEHOLDER_KEY
+                name: api_key if name in ("x-api-key", "api-key") else PLACEHOLDER_KEY
                 for name in map(str.lower, beneath)
                 if is_secret(name) and name not in taken
             },

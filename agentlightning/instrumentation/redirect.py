@@ -21,8 +21,6 @@ PLACEHOLDER_KEY: Final = "agentlightning"
 """Sent to whoever asks for no key, where one must stand."""
 _EXCLUDED: Final = "_agentlightning_is_excluded"
 """The attribute of a client whose calls are left alone."""
-EXCLUDED_ATTRIBUTE: Final = "agentlightning.redirect.is_excluded"
-"""On the span of a call that is left alone where others go elsewhere: it is not of a model that is trained."""
 _HTTP_CLIENT: Final = "_client"
 """The attribute in which an SDK's client keeps its HTTP client."""
 _SECRET: Final = re.compile(
@@ -134,7 +132,8 @@ def excluded(router: Router, request: ModelRequest) -> dict[str, bool]:
     """What the span of a call says that has no target: whether it is excluded."""
     excludes: Router | None = getattr(router, "excludes", None)
     is_excluded = _is_excluded(request.client) or (excludes is not None and excludes(request))
-    return {EXCLUDED_ATTRIBUTE: True} if is_excluded else {}
+    # On the span of a call that is left alone where others go elsewhere: it is not of a model that is trained.
+    return {"agentlightning.redirect.is_excluded": True} if is_excluded else {}
 
 
 def rewritten(body: Mapping[str, object], target: Target) -> dict[str, Any]:

@@ -32,8 +32,6 @@ from agentlightning.utils.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
-STORE_SECONDS: Final = 60.0
-"""How long the end of a span waits for the store."""
 _THREAD: Final = "otel-loop"
 
 
@@ -152,7 +150,8 @@ class LightningSpanProcessor(SpanProcessor):
             with log_failures(logger, "Span '%s' could not be stored.", span.name):  # which the agent must not notice
                 storing = self._thread.start_soon(_store_quietly(*self._target, span))
                 if threading.current_thread().name != _THREAD:  # it would wait for itself
-                    storing.result(STORE_SECONDS)
+                    # The end of a span waits a minute for the store.
+                    storing.result(60.0)
         self._spans.append(span)
 
     def shutdown(self) -> None:

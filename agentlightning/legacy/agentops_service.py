@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 HOST: Final = "127.0.0.1"
-PROCESS_NAME: Final = "AgentLightning-AgentOpsServer"
 START_SECONDS: Final = 10.0
 """How long a server may take to answer for the first time."""
-_BACKLOG: Final = 128
-_TOKEN_PATH: Final = "/v3/auth/token"
 
 
 def agentops_local_server() -> "WSGIApplication":
@@ -40,7 +37,7 @@ def _application(environ: "WSGIEnvironment", start_response: "StartResponse") ->
     if length.isdigit():  # bytes that were sent and not read would be reset by the end of the connection
         environ["wsgi.input"].read(int(length))
     body = {"path": path.lstrip("/")}
-    if (method, path) == ("POST", _TOKEN_PATH):
+    if (method, path) == ("POST", "/v3/auth/token"):
         body = {"token": "dummy", "project_id": "dummy"}
     content = json.dumps(body).encode()
     status = "200 OK" if method in ("GET", "POST") else "405 Method Not Allowed"
@@ -55,7 +52,7 @@ def listen(port: int | None = None) -> socket.socket:
     """A socket that takes connections on this machine; on a free port, if none is named. ConfigurationError if the
     port is taken."""
     try:
-        return socket.create_server((HOST, port or 0), backlog=_BACKLOG)
+        return socket.create_server((HOST, port or 0), backlog=128)
     except (OSError, OverflowError) as error:
         raise ConfigurationError(
             f"Cannot listen on {HOST}:{port}: {error}. Another process may already be using this port; stop it, or "
@@ -118,7 +115,9 @@ class AgentOpsServerManager:
         with listen(self._asked_port) as listening:
             self.server_port = listening.getsockname()[1]
             context = multiprocessing.get_context("spawn")  # a server in a fork would hold our files and locks
-            process = context.Process(target=_serve_in_child, args=(listening,), name=PROCESS_NAME, daemon=self.daemon)
+            process = context.Process(
+                target=_serve_in_child, args=(listening,), name="AgentLightning-AgentOpsServer", daemon=self.daemon
+            )
             self.server_process = process
             process.start()
         # The request waits in the backlog until the child serves. Whatever proxy the environment names, this machine is

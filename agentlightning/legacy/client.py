@@ -45,10 +45,6 @@ Callback = Callable[[ResourcesUpdate], object]
 RESOURCES_THREAD: Final = "agl-legacy-resources"
 RESULT_TRIES: Final = 5
 """How often a result is sent to a server that does not answer, with the poll interval in between."""
-CLOSE_LOOK_SECONDS: Final = 0.05
-"""How often a coroutine that pauses looks whether the client was closed."""
-LONGEST_DETAIL: Final = 1000
-"""Bytes of a refusal that are logged."""
 _NOT_FOUND: Final = 404
 _FAILURES: Final = {410: StoreError, 502: StoreUnavailable, 503: StoreUnavailable, 504: StoreUnavailable}
 """By status: a server of another kind, which will never have a task, and one that is starting, or behind a gateway."""
@@ -125,7 +121,8 @@ class AgentLightningClient:
         """As `poll_next_task`; no thread is taken while it waits."""
         pauses = self._pauses(timeout)
         while (task := await asyncio.to_thread(self._claim)) is None and (pause := next(pauses, 0.0)) > 0.0:
-            await until(self._closed.is_set, timeout_seconds=pause, interval_seconds=CLOSE_LOOK_SECONDS)
+            # A coroutine that pauses looks every so often whether the client was closed.
+            await until(self._closed.is_set, timeout_seconds=pause, interval_seconds=0.05)
         return self._polled(task)
 
     def submit_task(
@@ -323,7 +320,8 @@ class AgentLightningClient:
             answer = self._session.request(method, url, data=body, headers=headers, timeout=self.timeout)
         except (requests.RequestException, ValueError) as error:
             raise StoreUnavailable(f"{method} {url} got no answer: {str(error) or type(error).__name__}") from error
-        detail = answer.content[:LONGEST_DETAIL].decode(errors="replace")
+        # The beginning of a refusal is logged.
+        detail = answer.content[:1000].decode(errors="replace")
         if answer.status_code == _NOT_FOUND and urlsplit(url).path.startswith("/resources"):
             logger.debug("%s %s: %s", method, url, detail)  # there are none, which is an answer
             return None

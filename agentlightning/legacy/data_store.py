@@ -51,12 +51,8 @@ LEGACY_PREFIX: Final = "rollout-"
 """How ids of tasks begin that were queued through this protocol."""
 OF_ATTEMPT: Final = "@attempt@"
 """Between the id of resources and those of the rollout and the attempt to which they are bound."""
-HEALTH_SECONDS: Final = 5.0
-"""How long the store may take to write a little before it counts as broken."""
 LOOK_SECONDS: Final = 0.1
 """How often it is looked whether a rollout is there that nobody has queued yet."""
-_MANY_ATTEMPTS: Final = 1_000_000
-"""The old protocol never gives a task up."""
 
 
 class ServerDataStore:
@@ -72,8 +68,9 @@ class ServerDataStore:
         self.store = adapted(store) if store is not None else InMemoryLightningStore()
         self._config = RolloutConfig()
         if task_timeout_seconds is not None:
+            # The old protocol never gives a task up.
             self._config = RolloutConfig(
-                timeout_seconds=task_timeout_seconds, max_attempts=_MANY_ATTEMPTS, retry_condition=["timeout"]
+                timeout_seconds=task_timeout_seconds, max_attempts=1_000_000, retry_condition=["timeout"]
             )
         self._processing_tasks: dict[str, Task] = {}
         self._retrieving = CrossLoopLock()  # one at a time: a result is given to one caller
@@ -225,7 +222,8 @@ class ServerDataStore:
         store = innermost(self.store)
         if isinstance(store, LocalStore):
             try:
-                await asyncio.wait_for(store.check_writable(), HEALTH_SECONDS)
+                # A store that takes longer to write a little counts as broken.
+                await asyncio.wait_for(store.check_writable(), 5.0)
             except Exception as error:
                 raise StoreUnavailable(f"The store cannot be written to: {type(error).__name__}: {error}") from error
 

@@ -11,9 +11,6 @@ from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy,
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.json_values import JsonObject
 
-LOCAL_ENDPOINT = "local://"
-LOCAL_RESOURCES_ID = "local"
-
 
 class DevTaskLoader(AgentLightningClient):
     """Serves a list of tasks over and over, with one bundle of resources, and keeps what is posted."""
@@ -33,7 +30,7 @@ class DevTaskLoader(AgentLightningClient):
             kwargs: Options of the parent class.
         """
         deprecated("DevTaskLoader is deprecated; use Trainer.dev.")
-        super().__init__(**{"endpoint": LOCAL_ENDPOINT, **kwargs})
+        super().__init__(**{"endpoint": "local://", **kwargs})
         if not tasks:
             raise ConfigurationError("DevTaskLoader requires at least one task; tasks is empty.")
         if len({isinstance(task, Task) for task in tasks}) > 1:
@@ -43,7 +40,7 @@ class DevTaskLoader(AgentLightningClient):
         self._tasks = list(tasks)
         self._task_index = 0
         if not isinstance(resources, ResourcesUpdate):
-            resources = ResourcesUpdate(resources_id=LOCAL_RESOURCES_ID, resources=resources)
+            resources = ResourcesUpdate(resources_id="local", resources=resources)
         self._resources_update = resources
         self._rollouts: list[RolloutLegacy] = []
 

@@ -54,7 +54,6 @@ __all__ = [
 RESULT: Final = "result"
 """Metadata key of what an agent returned that is neither a reward nor a trace."""
 _CHAT: Final = OPENAI_DIALECTS["/chat/completions"]
-_TELLING_FIELDS: Final = {"final_reward", "triplets", "trace"}
 _ONE_MICROSECOND: Final = 1e-6
 _HEX_PREFIX: Final = "0x"
 _TRACE_ID_DIGITS, _SPAN_ID_DIGITS = 32, 16
@@ -90,7 +89,7 @@ def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
         return result.model_copy(update={**known, "task": result.task or task})
     if isinstance(result, Mapping):  # of fields: no others, or one that is hardly there by chance
         is_known = bool(result) and RolloutLegacy.model_fields.keys() >= result.keys()
-        if is_known or not result.keys().isdisjoint(_TELLING_FIELDS):
+        if is_known or not result.keys().isdisjoint({"final_reward", "triplets", "trace"}):
             return RolloutLegacy.model_validate({**known, **result})
     if isinstance(result, (list, tuple)):
         return RolloutLegacy(**known, **_fields_from_items(list(result)))

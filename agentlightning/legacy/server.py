@@ -45,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 """Largest body, packed and unpacked."""
-_RUNNERS_POSTS: Final = ("/rollout", "/rollouts")
 
 
 class Submission(BaseModel):
@@ -184,7 +183,7 @@ class LegacyApp:
             return Scope("admin")
         permitted = admit(self._token, request.header(b"authorization"))
         method, path = request.scope["method"], request.scope["path"]
-        is_for_runners = method == "GET" or path in _RUNNERS_POSTS
+        is_for_runners = method == "GET" or path in ("/rollout", "/rollouts")
         if permitted.kind != "admin" and not (permitted.kind == "runner" and is_for_runners):
             raise NotAllowed(f"A token of scope {permitted} does not permit {method} {path}; use the master token.")
         return permitted

@@ -29,19 +29,10 @@ from agentlightning.utils.secret_names import is_secret_name
 logger = logging.getLogger(__name__)
 
 REWARD_FILE: Final = "AGL_REWARD_FILE"
-LONGEST_VARIABLE_BYTES: Final = 100_000
-"""Linux starts no program with a variable above 128 KiB."""
 SHORTEST_SECRET: Final = 6
 """Placeholders such as `EMPTY` are shorter, and would be blacked out in every other word."""
-_PLACEHOLDER_KEY: Final = "unused"
-"""For servers that want no key, because the SDKs want one."""
 _STORE_TOKEN: Final = LightningEnvVar.AGL_STORE_TOKEN.value
 _SDK_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-_OUR_VARIABLES: Final = "AGL_"
-_ALWAYS_CREDENTIALS: Final = "AWS_"
-"""Of these variables most lead to credentials, whatever their names end with."""
-_NO_CREDENTIALS: Final = frozenset(["AWS_CA_BUNDLE", "AWS_REGION", "AWS_DEFAULT_REGION"])
-_OURS: Final = "agentlightning."
 _RESOURCE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 
 
@@ -68,7 +59,8 @@ def attempt_variables(
         REWARD_FILE: str(reward_file),
     }
     for name, text in (("AGL_TASK", as_json(task, "task")), ("AGL_RESOURCES", as_json(usable, "resources"))):
-        if len(text.encode()) <= LONGEST_VARIABLE_BYTES:
+        # Linux starts no program with a variable above 128 KiB.
+        if len(text.encode()) <= 100_000:
             variables[name] = text
         else:
             (folder / name).write_text(text, encoding="utf-8")
@@ -91,7 +83,8 @@ def model_variables(resources: NamedResources, rollout: AttemptedRollout, given:
     if not isinstance(llm, LLM):
         return {}
     url = llm.endpoint
-    keys = {name: llm.api_key or given.get(name) or _PLACEHOLDER_KEY for name in _SDK_KEYS}
+    # For servers that want no key, because the SDKs want one.
+    keys = {name: llm.api_key or given.get(name) or "unused" for name in _SDK_KEYS}
     return {
         "OPENAI_BASE_URL": url,
         "OPENAI_API_BASE": url,
@@ -112,7 +105,11 @@ def telemetry_variables(
 
     `TRACEPARENT` lets programs that know the convention put their spans below ours.
     """
-    others = [entry for entry in given.get(_RESOURCE, "").split(",") if entry and not entry.strip().startswith(_OURS)]
+    others = [
+        entry
+        for entry in given.get(_RESOURCE, "").split(",")
+        if entry and not entry.strip().startswith("agentlightning.")
+    ]
     ours = {
         LightningResourceAttributes.ROLLOUT_ID.value: rollout.rollout_id,
         LightningResourceAttributes.ATTEMPT_ID.value: rollout.attempt.attempt_id,
@@ -181,12 +178,17 @@ def credentials_withheld(resources: NamedResources) -> frozenset[str]:
     if llm is None:
         return frozenset()
     kept = _SDK_KEYS if not llm.api_key and not isinstance(llm, ProxyLLM) else ()
-    named = {name for name in os.environ if is_secret_name(name) or name.startswith(_ALWAYS_CREDENTIALS)}
-    return frozenset(name for name in named.difference(kept, _NO_CREDENTIALS) if not _is_secret_of_ours(name))
+    # Of these variables most lead to credentials, whatever their names end with.
+    named = {name for name in os.environ if is_secret_name(name) or name.startswith("AWS_")}
+    return frozenset(
+        name
+        for name in named.difference(kept, {"AWS_CA_BUNDLE", "AWS_REGION", "AWS_DEFAULT_REGION"})
+        if not _is_secret_of_ours(name)
+    )
 
 
 def _is_secret_of_ours(name: str) -> bool:
-    return name.startswith(_OUR_VARIABLES) and is_secret_name(name)
+    return name.startswith("AGL_") and is_secret_name(name)
 
 
 def _first_model(resources: NamedResources) -> LLM | None:

@@ -39,8 +39,6 @@ MOST_RESOURCES: Final = 256
 _PREFIX: Final = re.compile(r"^/rollout/([^/]+)/attempt/([^/]+)(?:/agent/([^/]+))?(/.*)?$")
 _TRACEPARENT: Final = re.compile(rb"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _DIALECTS: Final = {dialect.path: dialect.name for dialect in DIALECTS.values()}
-_RUNNING: Final = frozenset({"preparing", "running", "unresponsive"})
-_MAIN: Final = "main_llm"
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -217,7 +215,8 @@ class Attempts:
             for one in [] if rollout is None else await self._store.query_attempts(attempt.rollout_id):
                 if one.attempt_id == attempt.attempt_id:
                     whole = AttemptedRollout.model_construct(**{**vars(rollout), "attempt": one})
-                    is_running = one.status in _RUNNING and not is_finished(whole)  # a cancel ends the rollout alone
+                    is_open = one.status in ("preparing", "running", "unresponsive")
+                    is_running = is_open and not is_finished(whole)  # a cancel ends the rollout alone
                     return AttemptFacts(is_known=True, is_running=is_running, rollout=whole)
         except StoreUnavailable:
             raise
@@ -235,7 +234,7 @@ class Attempts:
             resources_id = pinned_id(origin.agent, facts.rollout) or resources_id
         own = resources_for(origin.agent, await self._resources.get(resources_id))
         models = {name: resource for name, resource in own.items() if isinstance(resource, LLM)}
-        return models.get(_MAIN) or next(iter(models.values()), None)
+        return models.get("main_llm") or next(iter(models.values()), None)
 
     async def _look_up_resources(self, resources_id: str | None) -> NamedResources:
         """Those of a version, or the latest."""

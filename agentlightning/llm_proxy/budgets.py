@@ -25,8 +25,6 @@ from agentlightning.dialects.failures import Failure
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.attribution import Refused
 
-MOST_ROLLOUTS: Final = 100_000
-"""Whose spending is remembered; the oldest go first."""
 SHARES: Final = 64
 LEAST_SHARE: Final = 4096
 """Tokens. A call without a limit of its own may write one of `SHARES` of what is left, and at least this."""
@@ -43,10 +41,6 @@ _LIMIT_FIELDS: Final[dict[DialectName, tuple[str, ...]]] = {
 _LEAST_FIELD: Final = "min_tokens"
 _COUNT_FIELDS: Final = ("n", "best_of", _LEAST_FIELD, "max_tokens", "max_completion_tokens", "max_output_tokens")
 """What multiplies or limits the tokens that are written; a backend may read those of another dialect too."""
-_UNCOUNTED_FIELDS: Final = ("n_predict", "num_predict", "max_new_tokens", "n_cmpl")
-"""Other names of the same that some servers prefer to the dialect's own."""
-_WITH_NEW_FIELD: Final = ("openai", "azure")
-"""Providers whose newer models take the first name of a limit only; other servers may know the last alone."""
 _IS_ABOUT_LIMIT: Final = re.compile(
     rb"max_(completion_|output_|new_)?tokens|context (length|window)|too many tokens", re.IGNORECASE
 )
@@ -158,7 +152,8 @@ class Budgets:
     def of_rollout(self, rollout_id: str) -> Spent:
         spent = self._of_rollouts.get(rollout_id)
         if spent is None:
-            if len(self._of_rollouts) >= MOST_ROLLOUTS:
+            # The spending of so many rollouts is remembered; the oldest go first.
+            if len(self._of_rollouts) >= 100_000:
                 del self._of_rollouts[next(iter(self._of_rollouts))]
             spent = self._of_rollouts[rollout_id] = Spent()
         return spent
@@ -196,7 +191,8 @@ def with_token_limit(
         return body
     named = [name for name in names if body.get(name) is not None]
     if not named:
-        named = [names[0] if provider in _WITH_NEW_FIELD else names[-1]]
+        # Providers whose newer models take the first name of a limit only; other servers may know the last alone.
+        named = [names[0] if provider in ("openai", "azure") else names[-1]]
     if body.get(_LEAST_FIELD) is not None:  # a backend refuses less than that, and would be called without a limit
         named.append(_LEAST_FIELD)
     limits = {name: most_written for name in named if body.get(name) is None or body[name] > most_written}
@@ -211,7 +207,8 @@ def with_whole_counts(dialect: DialectName, body: dict[str, object]) -> dict[str
     """
     if not _LIMIT_FIELDS[dialect]:
         return body
-    for name in _UNCOUNTED_FIELDS:
+    # Other names of the same that some servers prefer to the dialect's own.
+    for name in ("n_predict", "num_predict", "max_new_tokens", "n_cmpl"):
         if body.get(name) is not None:
             known = ", ".join(("n", *_LIMIT_FIELDS[dialect]))
             raise _invalid(name, f"'{name}' is not counted, so it cannot be used where there is a budget; use {known}.")

@@ -18,10 +18,8 @@ from agentlightning.types.tracer import SpanLike
 
 logger = logging.getLogger(__name__)
 
-FLUSH_PATH: Final = "/agl/flush"
 TIMEOUT_SECONDS: Final = 15.0
 _OK: Final = 200
-_NOT_OURS: Final = (404, 405)
 _MODEL_CALLS: Final = frozenset(dialect.span_name for dialect in DIALECTS.values())
 
 
@@ -49,7 +47,7 @@ async def flush_calls(llms: Iterable[ProxyLLM], rollout: Rollout, attempt_id: st
     flushed = FlushedCalls()
     keys_by_url: dict[str, str | None] = {}
     for llm in llms:
-        url = llm.get_base_url(rollout.rollout_id, attempt_id).removesuffix("/v1") + FLUSH_PATH
+        url = llm.get_base_url(rollout.rollout_id, attempt_id).removesuffix("/v1") + "/agl/flush"
         keys_by_url.setdefault(url, llm.get_api_key(rollout.rollout_id, attempt_id))
     import aiohttp
 
@@ -72,7 +70,7 @@ async def _flush(url: str, headers: Mapping[str, str], flushed: FlushedCalls) ->
         aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
         session.post(url, headers=headers) as response,
     ):
-        if response.status in _NOT_OURS:
+        if response.status in (404, 405):
             flushed.unknown_proxies += 1
             return
         if response.status != _OK:

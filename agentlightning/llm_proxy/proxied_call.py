@@ -43,12 +43,9 @@ MOST_LEVELS: Final = 254
 """Of lists and objects within each other, that orjson can write; it reads some more."""
 SPARE_LEVELS: Final = 32
 """Left for what translations and records put around a request."""
-CLIENT_CLOSED_STATUS: Final = 499
-"""Recorded for a caller who did not wait for the answer; nginx's number, since HTTP has none."""
 _SERVER_ERROR: Final = 500
 _FIRST_ERROR: Final = 400
 _PASSED: Final = ("retry-after", "retry-after-ms", "x-request-id", "request-id", "openai-model", "x-should-retry")
-_PASSED_PREFIXES: Final = ("x-ratelimit-", "anthropic-ratelimit-", "openai-processing-")
 
 
 class ProxiedCall:
@@ -99,7 +96,8 @@ class ProxiedCall:
             if not self._has_left:
                 self._finish("failed", 503, error="The proxy was stopped before the answer was complete.")
                 raise
-            self._finish("cancelled", CLIENT_CLOSED_STATUS)
+            # Recorded for a caller who did not wait for the answer; nginx's number, since HTTP has none.
+            self._finish("cancelled", 499)
         except BackendStreamError as error:
             await self._fail(error.failure)
         except (Refused, AgentLightningError) as error:
@@ -313,7 +311,7 @@ def response_headers(headers: Mapping[str, str]) -> list[Header]:
     return [
         (name.encode(), value.encode("utf-8", "surrogateescape"))  # what came from a library may be any text
         for name, value in headers.items()
-        if name in _PASSED or name.startswith(_PASSED_PREFIXES)
+        if name in _PASSED or name.startswith(("x-ratelimit-", "anthropic-ratelimit-", "openai-processing-"))
     ]
 
 

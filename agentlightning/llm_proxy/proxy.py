@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 _LOCALHOST: Final = "127.0.0.1"
 _EVERYWHERE: Final = ("0.0.0.0", "::")
-_MIDDLEWARES: Final = ("rollout_attempt", "stream_conversion", "message_inspection")
 _CALLBACKS: Final = ("return_token_ids", "logprobs", "opentelemetry")
 
 
@@ -140,7 +139,7 @@ class LLMProxy:
         self.num_retries = num_retries
         self.api_key = api_key
         self._authenticator = Authenticator(api_key)
-        _check_names("middleware", middlewares or (), _MIDDLEWARES)
+        _check_names("middleware", middlewares or (), ("rollout_attempt", "stream_conversion", "message_inspection"))
         default_deadline = litellm_settings.get("request_timeout", DEFAULT_DEADLINE_SECONDS)
         _check_names("callback", callbacks or (), _CALLBACKS)
         self._settings = GatewaySettings(

@@ -44,7 +44,6 @@ ATTRIBUTE_PREFIX: Final = "agentlightning.proxy"
 Outcome = Literal["open", "answered", "failed", "cancelled", "refused"]
 """`cancelled`: the caller left before the end. `refused`: no backend was called."""
 
-_RAW_FIELDS: Final = ("id", "model", "prompt_token_ids", "choices")
 _UNSET: Final = TraceStatus(status_code="UNSET")
 _RESOURCE: Final = OtelResource(attributes={"service.name": "agentlightning.llm_proxy"}, schema_url="")
 
@@ -186,7 +185,7 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[s
 def _raw_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, Any]:
     raw: dict[str, Any] = {}
     if record.outcome in ("answered", "cancelled"):
-        for name in _RAW_FIELDS:
+        for name in ("id", "model", "prompt_token_ids", "choices"):
             value = answer.get(name)
             if value is not None and value != []:
                 shown = value if isinstance(value, str) else orjson.dumps(value).decode()
@@ -228,7 +227,6 @@ MOST_ATTEMPTS: Final = 10_000
 """Whose calls are counted; idle ones are forgotten first."""
 MOST_REASONS: Final = 16
 """Remembered for an attempt, since callers choose the ids that stand in them."""
-OTHER_REASONS: Final = "other reasons"
 
 
 @dataclass(slots=True)
@@ -244,7 +242,7 @@ class CallCounts:
 
     def lose(self, reason: str) -> None:
         self.waiting -= 1
-        self.lost[reason if reason in self.lost or len(self.lost) < MOST_REASONS else OTHER_REASONS] += 1
+        self.lost[reason if reason in self.lost or len(self.lost) < MOST_REASONS else "other reasons"] += 1
 
 
 class PendingCall(PendingItem):

@@ -25,12 +25,6 @@ PIECE_BYTES: Final = 16 * 1024
 """Of a stream, read at a time."""
 LINGER_SECONDS: Final = 1.0
 """How long a backend may keep its stream open behind the last event, so that its connection can be used again."""
-_LONGEST_NON_STREAM: Final = 1024**2
-"""Bytes that are kept of a response that should be a stream and is none."""
-_BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n")
-_LONGEST_MARK: Final = 3
-"""Bytes of a blank line that may have come before the chunk that ends it."""
-_LAST_RESPONSE_EVENTS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
 class StreamRelay:
@@ -79,7 +73,8 @@ class StreamRelay:
         """
         kind = self._response.headers.get("content-type", "")
         if not kind.lower().startswith("text/event-stream"):
-            self._received.append(await self._response.read(_LONGEST_NON_STREAM))
+            # A response that should be a stream and is none is kept up to 1 MiB.
+            self._received.append(await self._response.read(1024**2))
             raise InvalidStream(f"The backend was asked for a stream and answered with '{kind or 'no content type'}'.")
         chunks = self._response.chunks().__aiter__()
         while chunk := await self._next(chunks):
@@ -165,9 +160,13 @@ class StreamRelay:
         held = self._held
         if not held and chunk.endswith(b"\n\n"):
             return chunk
-        before = bytes(held[-_LONGEST_MARK:])
+        # Bytes of a blank line that may have come before the chunk that ends it.
+        before = bytes(held[-3:])
         seam = before + chunk
-        end = max(place + len(mark) if (place := seam.rfind(mark)) >= 0 else 0 for mark in _BLANK_LINES)
+        end = max(
+            place + len(mark) if (place := seam.rfind(mark)) >= 0 else 0
+            for mark in (b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n")
+        )
         if end == 0:
             held += chunk
             return b""
@@ -191,7 +190,7 @@ class StreamRelay:
         kind = content.get("type")
         if is_error_event(content):
             raise BackendStreamError(failure_in_stream(dialect, data))
-        if kind == "message_stop" or kind in _LAST_RESPONSE_EVENTS:
+        if kind == "message_stop" or kind in {"response.completed", "response.incomplete", "response.failed"}:
             self.is_over = True
         if kind == "response.failed":
             self.failure = failure_in_stream(dialect, self._upstream.redacted(data))

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PASSED_HEADERS: Final = (b"anthropic-version", b"anthropic-beta", b"openai-beta")
-_REFUSED_STATUSES: Final = (400, 422)
 _IS_ABOUT_EXTRAS: Final = re.compile(
     rb"return_token_ids|logprobs|stream_options|include_usage|unrecognized|unknown|unexpected|extra|not permitted",
     re.IGNORECASE,
@@ -61,7 +59,11 @@ async def served_model(gateway: "Gateway", origin: Origin | None, requested: str
 
 def upstream_headers(headers: Headers) -> dict[str, str]:
     """Those of the caller's headers that a backend is sent."""
-    return {name.decode(): headers[name].decode("latin-1") for name in _PASSED_HEADERS if name in headers}
+    return {
+        name.decode(): headers[name].decode("latin-1")
+        for name in (b"anthropic-version", b"anthropic-beta", b"openai-beta")
+        if name in headers
+    }
 
 
 class UpstreamRequest:
@@ -197,7 +199,7 @@ class UpstreamRequest:
 
     def retry_without_extras(self, status: int, answer: bytes) -> bool:
         """Whether to send the call again without what we added, because the backend did not take it."""
-        if status not in _REFUSED_STATUSES:
+        if status not in (400, 422):
             return False
         reservation = self._reservation
         if reservation is not None and not self._is_unlimited and reservation.is_ours:

@@ -33,12 +33,8 @@ FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
 MOST_TRIES: Final = 3
 """Of a batch whose store raises what is neither a refusal nor an outage."""
-IDLE_ROUNDS: Final = 10
-"""Looks at an empty queue before the loop sleeps until it is woken."""
 THREAD_FROM_BYTES: Final = 1024**2
 """The spans of larger items are made in a thread."""
-BYTES_PER_TURN: Final = 64 * 1024
-"""Made into spans before other tasks of the loop get their turn."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +204,8 @@ class Shipper:
         The loop falls asleep only after a quiet while: waking it costs a producer more than leaving an item for the
         next look.
         """
-        for _ in range(IDLE_ROUNDS):
+        # Look at an empty queue ten times before the loop sleeps until it is woken.
+        for _ in range(10):
             if self._is_hurried or len(self._queue) >= self.limits.batch_items:
                 break
             await self._sleep(self._linger_seconds())
@@ -295,7 +292,8 @@ class Shipper:
             except (ValueError, TypeError) as error:
                 item.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}", error)
             weight += item.weight
-            if weight > BYTES_PER_TURN:
+            # After so many bytes other tasks of the loop get their turn.
+            if weight > 64 * 1024:
                 weight = 0
                 await asyncio.sleep(0)
         stored = await self.target.add_many_spans([span for _, spans in batch for span in spans])

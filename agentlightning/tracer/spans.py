@@ -18,8 +18,6 @@ from agentlightning.types.tracer import convert_timestamp
 from agentlightning.utils.otel import sanitize_attributes, showable
 
 _NANOSECONDS: Final = 10**9
-MOST_PATTERNS: Final = 64
-"""Examples that are kept for converting spans; a process has one resource, or few."""
 _SCALARS = frozenset({str, bool, int, float})
 
 
@@ -159,7 +157,8 @@ class SpanConverter:
         if attributes is None or known is None:
             made = Span.from_opentelemetry(span, rollout_id, attempt_id, sequence_id)
             if attributes is not None:
-                if len(self._patterns) >= MOST_PATTERNS:
+                # A process has one resource, or few.
+                if len(self._patterns) >= 64:
                     self._patterns.clear()
                 self._patterns[key] = (span.resource, made)
             return made

@@ -31,8 +31,6 @@ from agentlightning.utils.deprecation import deprecated
 logger = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
-_ROWS_OF_FRAMES: Final = {"to_dicts": "to_dicts()", "to_dict": 'to_dict("records")'}
-"""How to get the rows of a data frame, by the method that has them: of polars, and of pandas."""
 USER_OF_TRAINER: Final = 4
 """The stack level, for a warning, of who makes a Trainer, seen from its constructor, which is wrapped."""
 _ALGORITHMS: Final = ("GRPO", "SFT", "APO", "GEPA", "VERL", "Baseline")
@@ -226,7 +224,8 @@ def check_dataset(label: str, dataset: Any) -> None:
     """ConfigurationError, with the way out, for what does not give tasks by number."""
     if isinstance(dataset, (str, bytes)):
         raise ConfigurationError(f"{label} is the text {dataset!r:.80}; read the tasks into a list first.")
-    for method, call in _ROWS_OF_FRAMES.items():  # a frame has a length too, but its numbers are names of columns
+    # A data frame, of polars or of pandas, has a length too, but its numbers are names of columns.
+    for method, call in (("to_dicts", "to_dicts()"), ("to_dict", 'to_dict("records")')):
         if hasattr(dataset, "columns") and hasattr(dataset, method):
             raise ConfigurationError(f"{label} is a {type(dataset).__name__}; give its rows as a list: {label}.{call}.")
     is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)

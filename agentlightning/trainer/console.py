@@ -33,14 +33,10 @@ logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS: Final = 0.5
 """Between two turns of reading and showing."""
-LISTEN_SECONDS: Final = 0.01
-"""How long notices are counted before a rest."""
 REST_SECONDS: Final = 0.1
 """While nobody waits for notices, they cost the store nothing."""
 SAMPLES_PER_REFRESH: Final = 16
 """How many finished rollouts are read in a turn, and how many failed attempts."""
-READ_SECONDS: Final = 0.005
-"""How long a turn of reading may last, so that large rollouts cost no more than small ones."""
 POINTS_PER_REFRESH: Final = 16
 """How many points of metrics are read in a turn, the last ones."""
 SPANS_PER_ROLLOUT: Final = 500
@@ -50,10 +46,7 @@ LAST_READ_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 0.05
 """At the end, notices count as complete when none has come for this long."""
 MOST_SETTLES: Final = 20
-LEFTOVER_ROLLOUTS: Final = 1000
-"""How many unfinished rollouts of an earlier training are looked at; further ones are counted when they are claimed."""
 _SUMMARY_FIELDS: Final = ("rollouts", "reward_mean", "reward_last", "tokens", "errors", "is_estimate")
-_TOKEN_ATTRIBUTES: Final = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens")
 
 
 class Console:
@@ -178,7 +171,8 @@ class Console:
                 self._count_rollout(notice)
             elif notice.kind == "gap":
                 await self._query_counts()
-            if time.monotonic() - counted_at >= LISTEN_SECONDS:
+            # Notices are counted for so long before a rest.
+            if time.monotonic() - counted_at >= 0.01:
                 await self._rest(REST_SECONDS)
                 counted_at = time.monotonic()
 
@@ -198,10 +192,12 @@ class Console:
         own = None if self._counts_all or self._run_id is None or is_start else [self._run_id]
         self._is_named = own is not None and (await self._store.query_rollouts(run_id_in=own, limit=0)).total > 0
         own = own if self._is_named else None
+        # How many unfinished rollouts of an earlier training are looked at; further ones are counted when they are
+        # claimed.
         found = await self._store.query_rollouts(
             status_in=[status for status in STATUS_ORDER if status not in FINAL_ROLLOUT_STATUSES],
             run_id_in=own,
-            limit=LEFTOVER_ROLLOUTS,
+            limit=1000,
         )
         finished: dict[str, int] = {
             status: (await self._store.query_rollouts(status_in=[status], run_id_in=own, limit=0)).total
@@ -223,7 +219,8 @@ class Console:
         while not self._is_ending.is_set():
             await self._rest(REFRESH_SECONDS)
             self._show_announced(view)
-            await self._read(view, SAMPLES_PER_REFRESH, READ_SECONDS)
+            # How long a turn of reading may last, so that large rollouts cost no more than small ones.
+            await self._read(view, SAMPLES_PER_REFRESH, 0.005)
             await self._read_metrics(view)
             view.show(self._progress.figures(time.monotonic()))
 
@@ -265,7 +262,11 @@ class Console:
         except SpansEvicted:
             spans = []
         reward = final_reward_of(spans)
-        counts = [span.attributes.get(name) for span in spans for name in _TOKEN_ATTRIBUTES]
+        counts = [
+            span.attributes.get(name)
+            for span in spans
+            for name in ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens")
+        ]
         tokens = sum(int(count) for count in counts if isinstance(count, (int, float)) and math.isfinite(count))
         return Sample(rollout_id, status, reward if reward is not None and math.isfinite(reward) else None, tokens)
 

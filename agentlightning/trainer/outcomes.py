@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 LONGEST_LINE: Final = 500
 """Characters of a failure's message before its traceback."""
-LONGEST_CELL: Final = 1000
-"""Characters of a cell before it is cut to the width of the terminal."""
 _ANSWER: Final = "gen_ai.completion.0.content"
 _NOTHING: Final = "-"
 _MODEL_VARIABLES: Final = frozenset(["OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"])
@@ -126,7 +124,8 @@ async def _table_row(store: LightningStore, rollout: AttemptedRollout | Rollout)
 
 def _one_line(value: object) -> str:
     """A value in one line, without anything that a terminal could take for a command."""
-    text = (value if isinstance(value, str) else repr(value))[:LONGEST_CELL]
+    # A cell is shortened before it is cut to the width of the terminal.
+    text = (value if isinstance(value, str) else repr(value))[:1000]
     return " ".join(printable(text).split())
 
 

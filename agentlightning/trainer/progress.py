@@ -14,12 +14,8 @@ from typing import Final
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
 from agentlightning.types import Notice, RolloutStatus
 
-CURVE_POINTS: Final = 32
-"""The most points of a curve; it has at least half of them once it is long enough."""
-KEPT_FAILURES: Final = 3
 UNREAD_ROLLOUTS: Final = 256
 """How many finished rollouts wait to be read; when more finish, the older ones are not read at all."""
-UNREAD_FAILURES: Final = 16
 
 STATUS_ORDER: Final[tuple[RolloutStatus, ...]] = (
     "queuing",
@@ -92,7 +88,8 @@ class Curve:
         if len(self._block) == self._block_size:
             self._means.append(fmean(self._block))
             self._block = []
-        if len(self._means) == CURVE_POINTS:
+        # The most points of a curve; it has at least half of them once it is long enough.
+        if len(self._means) == 32:
             self._means = [fmean(pair) for pair in zip(self._means[::2], self._means[1::2], strict=True)]
             self._block_size *= 2
 
@@ -109,9 +106,9 @@ class RolloutProgress:
         """How many were counted."""
         self.unread: deque[tuple[str, str]] = deque(maxlen=UNREAD_ROLLOUTS)
         """Id and status of finished rollouts that are to be read."""
-        self.unread_failures: deque[str] = deque(maxlen=UNREAD_FAILURES)
+        self.unread_failures: deque[str] = deque(maxlen=16)
         """Ids of rollouts of which an attempt failed."""
-        self.failures: deque[AttemptFailure] = deque(maxlen=KEPT_FAILURES)
+        self.failures: deque[AttemptFailure] = deque(maxlen=3)
         self._began = began
         self._counts: dict[str, int] = dict.fromkeys(STATUS_ORDER, 0)
         self._open_statuses: dict[str, str] = {}

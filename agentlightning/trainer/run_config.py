@@ -33,7 +33,6 @@ MOST_CHARACTERS: Final = 1000
 """Of a text; the rest is cut."""
 MOST_LEVELS: Final = 6
 """Of nested values."""
-GIT_SECONDS: Final = 2.0
 _HIDDEN_NAMES: Final = re.compile(r"(^|_)(headers?|cookies?|auth|env|environment)$", re.IGNORECASE)
 """Mappings in which a secret may have any name."""
 _KEY: Final = re.compile(r"\b(sk|pk|hf|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{16,}")
@@ -141,9 +140,7 @@ def git_revision() -> dict[str, Any] | None:
         folder = Path.cwd()
         if not any((place / ".git").exists() for place in (folder, *folder.parents)):
             return None
-        answer = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
-        )
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2.0, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     lines = answer.stdout.splitlines()

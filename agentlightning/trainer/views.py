@@ -43,14 +43,6 @@ ProgressMode = Literal["auto", "rich", "plain", "json", "off"]
 
 PROGRESS_SECONDS: Final = 1.0
 """Least time between two `progress` events."""
-LINE_SECONDS: Final = 10.0
-"""Least time between two lines of an algorithm without metrics."""
-LONG_STEP_SECONDS: Final = 60.0
-"""After so long without a line, one comes though the step is not over."""
-MOST_FIGURES: Final = 4
-"""How many metrics of a step are named in its line."""
-LEAST_ROWS: Final = 12
-"""A terminal with fewer rows has none to spare, and nothing is drawn."""
 BAR_WIDTH: Final = 24
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _STYLES: Final = {"queuing": "dim", "succeeded": "green", "failed": "red", "requeuing": "yellow", "cancelled": "yellow"}
@@ -165,7 +157,8 @@ class LineView(View):
         self._write_steps(figures)
         quiet_seconds = figures.seconds - self._written_seconds
         has_changed = figures.finished != self._written_finished or figures.errors != self._written_errors
-        if has_changed and quiet_seconds >= (LINE_SECONDS if self._step_time is None else LONG_STEP_SECONDS):
+        # Without metrics a line comes every ten seconds at most; with them each minute, though the step is not over.
+        if has_changed and quiet_seconds >= (10.0 if self._step_time is None else 60.0):
             self._write_counts(figures, f"{figures.finished}/{figures.total} rollouts", *_mean_reward(figures))
 
     def finish(self, figures: Figures, address: str | None) -> None:
@@ -210,7 +203,8 @@ def main_figures(values: Mapping[str, float]) -> dict[str, float]:
         return 3 if any(main in words[-1] for main in _MAIN_WORDS) else 4
 
     names = [name for name in values if values[name] or not name.startswith("skipped/")]  # a zero says nothing there
-    return {name: values[name] for name in sorted(names, key=rank)[:MOST_FIGURES]}
+    # A line names four metrics of a step.
+    return {name: values[name] for name in sorted(names, key=rank)[:4]}
 
 
 # ---------------------------------------------------------------------- a terminal
@@ -231,7 +225,8 @@ class TerminalView(View):
 
     def show(self, figures: Figures) -> None:
         screen_rows = self._terminal.size.height
-        if not self._is_live or screen_rows < LEAST_ROWS:
+        # A terminal with fewer rows has none to spare, and nothing is drawn.
+        if not self._is_live or screen_rows < 12:
             self.close()
             return
         lines = []

@@ -33,7 +33,6 @@ _WRITTEN_PLAINLY = (
 _AUTOGEN_TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """What a team appends to the names of its members where it registers them."""
 _WEAVE_AGENT = "agentlightning.operation.input.name"
-_WEAVE_CHAIN = "langchain.Chain."
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,6 @@ def agent_name(attributes: Mapping[str, object] | None, span_name: str = "") -> 
             return str(given[key])
     if given.get("type") == "agent" and _WEAVE_AGENT in given:
         return str(given[_WEAVE_AGENT])
-    if span_name.startswith(_WEAVE_CHAIN) and "lc_name" in given:
+    if span_name.startswith("langchain.Chain.") and "lc_name" in given:
         return str(given["lc_name"])
     return None

@@ -51,8 +51,6 @@ PROXY_SECRET_PREFIX: Final = "agl-proxy-"
 PROXY_REFERENCE_PREFIX: Final = "agl-proxyref-"
 """An API key that begins so stands for the secret of a proxy where the secret is not shown; it opens nothing."""
 ATTEMPT_KEY_PREFIX: Final = "agl-attempt-"
-LONGEST_KEY: Final = 4096
-"""Characters; what is longer is no key, and is not looked at."""
 _NAMES: Final = 3
 
 
@@ -75,7 +73,8 @@ def derive_attempt_key(secret: str, rollout_id: str, attempt_id: str, agent: str
 
 def read_attempt_key(secret: str, key: str) -> AttemptKey | None:
     """Whom a key was made for; None if it is none, or was not made with this secret."""
-    if not key.startswith(ATTEMPT_KEY_PREFIX) or len(key) > LONGEST_KEY or not key.isascii():
+    # Characters; what is longer is no key, and is not looked at.
+    if not key.startswith(ATTEMPT_KEY_PREFIX) or len(key) > 4096 or not key.isascii():
         return None
     signed, _, signature = key.rpartition(".")
     if not hmac.compare_digest(signature, _signature(secret, signed)):

@@ -26,8 +26,6 @@ _TASK_OUTPUT, _ENTITY_OUTPUT = "agentops.task.output", "agentops.entity.output"
 _PREFIX = LightningSpanAttributes.REWARD.value
 _PRIMARY_VALUE = f"{_PREFIX}.0.{RewardAttributes.REWARD_VALUE.value}"
 _OPERATION_NAME = LightningSpanAttributes.OPERATION_NAME.value
-_PLAIN_VALUE = "reward"
-_PRIMARY_NAME = "primary"
 LARGEST_REWARD: Final = 1e100  # those beyond cannot be squared and summed, and are read as infinite
 
 
@@ -58,7 +56,7 @@ def reward_payload_of(span: Described) -> dict[str, Any]:
         if key in attributes and (output := _as_dict(attributes[key])):
             return output
     if span.name == AGL_REWARD:
-        return {"type": "reward", "value": attributes.get(_PLAIN_VALUE)}
+        return {"type": "reward", "value": attributes.get("reward")}
     return {}
 
 
@@ -94,7 +92,7 @@ def rewards_of(span: Described) -> list[RewardPydanticModel]:
 
 
 def _name_of(attributes: Mapping[str, object], number: int) -> str:
-    return str(attributes.get(f"{_PREFIX}.{number}.{RewardAttributes.REWARD_NAME.value}", _PRIMARY_NAME))
+    return str(attributes.get(f"{_PREFIX}.{number}.{RewardAttributes.REWARD_NAME.value}", "primary"))
 
 
 def is_reward_span(span: Described) -> bool:

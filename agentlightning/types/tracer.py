@@ -40,8 +40,6 @@ __all__ = [
 TraceState: TypeAlias = dict[str, str]
 StatusCode = Literal["UNSET", "OK", "ERROR"]
 
-_NANOSECONDS_FROM = 1e12
-"""A timestamp above this is in nanoseconds: in seconds it would lie thirty thousand years ahead."""
 _NANOSECONDS = 10**9
 _TRACE_ID_BYTES = 16
 _SPAN_ID_BYTES = 8
@@ -71,7 +69,8 @@ def convert_timestamp(timestamp: int | float | None) -> float | None:
     """Seconds, whether given in seconds or nanoseconds; None for zero and None."""
     if not timestamp:
         return None
-    return timestamp / _NANOSECONDS if timestamp > _NANOSECONDS_FROM else timestamp
+    # A timestamp above this is in nanoseconds: in seconds it would lie thirty thousand years ahead.
+    return timestamp / _NANOSECONDS if timestamp > 1e12 else timestamp
 
 
 def extract_extra_fields(src: object, excluded_fields: Iterable[str]) -> dict[str, Any]:

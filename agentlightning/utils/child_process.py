@@ -38,8 +38,6 @@ DRAIN_SECONDS: Final = 1.0
 """How long the last output is waited for when everybody who could write is gone."""
 LOOK_SECONDS: Final = 0.02
 """Between two looks at what is left: the end of processes that are not our children can only be polled."""
-LONGEST_LINE_BYTES: Final = 64 * 1024
-"""After which a line of standard error is cut in two."""
 _GUARD: Final = """
 read -r group; read -r end
 [ -n "$group" ] && kill -KILL -- "-$group"
@@ -137,7 +135,8 @@ class CapturedProcess(asyncio.SubprocessProtocol):
         self._output[fd].add(data)
         if self._on_error_line is not None and fd == STDERR:
             *lines, self._line = (self._line + data).split(b"\n")
-            if len(self._line) > LONGEST_LINE_BYTES:
+            # A longer line of standard error is cut in two.
+            if len(self._line) > 64 * 1024:
                 lines, self._line = [*lines, self._line], b""
             for line in lines:
                 self._on_error_line(line.decode(errors="replace").rstrip())

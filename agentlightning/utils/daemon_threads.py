@@ -18,8 +18,6 @@ from typing import Any, Final, TypeVar
 _T = TypeVar("_T")
 IDLE_SECONDS: Final = 10.0
 """After which a thread without work ends."""
-INTERRUPT_SECONDS: Final = 0.1
-"""Between two calls of what interrupts work."""
 
 
 @dataclass
@@ -156,7 +154,8 @@ class CallingThread(DaemonThreads):
                 if is_interrupted:
                     interrupt()
                     with contextlib.suppress(FutureTimeout):
-                        result.exception(INTERRUPT_SECONDS)
+                        # Work is interrupted every so often, until it ends.
+                        result.exception(0.1)
                     continue
                 job = self._jobs.get()
                 if job is None or job.future.done():  # nobody waits any more for one that is done

@@ -20,13 +20,12 @@ MOST_LEVELS: Final = 200
 """Of lists and objects within each other, and of dotted names."""
 MOST_DIGITS: Final = 18
 """Of a whole number in a name or a text."""
-_ENCODED_LEVELS: Final = 254
-"""That orjson encodes."""
 
 
 def is_encodable(value: object) -> bool:
     """Whether JSON can hold a value within a few levels of others, so that whoever gets it can write it down again."""
-    for _ in range(_ENCODED_LEVELS - MOST_LEVELS):
+    # orjson encodes 254 levels.
+    for _ in range(254 - MOST_LEVELS):
         value = [value]
     try:
         orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)

@@ -14,14 +14,13 @@ from typing import BinaryIO, Final
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
 
-_OWNER_ONLY: Final = "0600"
 _READABLE_AND_WRITABLE: Final = 0o666
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def file_mode() -> int:
     """The mode of new files."""
-    text = resolve_str_env_var(LightningEnvVar.AGL_FILE_MODE, fallback=_OWNER_ONLY)
+    text = resolve_str_env_var(LightningEnvVar.AGL_FILE_MODE, fallback="0600")
     try:
         mode = int(text, 8)
     except ValueError:

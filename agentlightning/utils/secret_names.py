@@ -14,8 +14,6 @@ _SECRET: Final = re.compile(
     r"|(token|pwd|dsn|(^|_)key|api_?key)(_?\d+)?$"
     r"|(^|(api|auth|access|refresh|secret|private)_?)(key|token)s$"
 )
-_WORKING_FOLDERS: Final = ("PWD", "OLDPWD")
-"""Variables of shells."""
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s]+(?=@)")
 _PARAMETER: Final = re.compile(r"(?P<before>[?&](?P<name>[^=&?\s]+)=)(?P<value>[^&#\s]+)")
 _OPTION: Final = re.compile(r"(?P<before>(?<![\w-])--(?P<name>\w[\w-]*)[= ])(?P<value>[^\s-]\S*)")
@@ -24,7 +22,8 @@ _OPTION: Final = re.compile(r"(?P<before>(?<![\w-])--(?P<name>\w[\w-]*)[= ])(?P<
 def is_secret_name(name: str) -> bool:
     """Whether a name such as `OPENAI_API_KEY`, `apiKey`, `clientsecret` or `x-api-key` is that of a secret."""
     words = _WORD_BORDER.sub("_", name).replace("-", "_").replace(".", "_").lower()
-    return name not in _WORKING_FOLDERS and _SECRET.search(words) is not None
+    # Variables of shells.
+    return name not in ("PWD", "OLDPWD") and _SECRET.search(words) is not None
 
 
 def masked_text(text: str) -> str:

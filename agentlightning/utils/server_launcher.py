@@ -54,12 +54,7 @@ BACKLOG = 4096
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 CALM_THRESHOLDS: Final = (10_000, 20, 50)
 """Of the garbage collector."""
-LIMITED_PROTOCOL: Final = "agentlightning.asgi.protocol:TimedProtocol"
-"""What limits the heads of requests to every server; uvicorn imports it."""
 _POLL_SECONDS = 0.005
-_HEALTH_TIMEOUT_SECONDS = 5.0
-RETURNED_BLOCK_BYTES = 256 * 1024
-"""Blocks from this size on are given back to the system when they are freed."""
 _M_MMAP_THRESHOLD = -3
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -75,7 +70,8 @@ def tune_process() -> None:
         gc.set_threshold(*CALM_THRESHOLDS)
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, RETURNED_BLOCK_BYTES)
+            # Blocks from this size on are given back to the system when they are freed.
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 256 * 1024)
 
 
 def is_loopback(host: str) -> bool:
@@ -311,6 +307,7 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "StoppableS
 
     from agentlightning.utils.uvicorn_server import StoppableServer
 
+    # What limits the heads of requests to every server; uvicorn imports it.
     config = uvicorn.Config(
         app,
         log_level=args.log_level,
@@ -318,13 +315,13 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "StoppableS
         access_log=args.access_log,
         timeout_keep_alive=args.timeout_keep_alive,
         timeout_graceful_shutdown=max(int(args.thread_join_timeout / 2), 1),
-        **{"http": LIMITED_PROTOCOL, **args.uvicorn_options},
+        **{"http": "agentlightning.asgi.protocol:TimedProtocol", **args.uvicorn_options},
     )
     return StoppableServer(config, getattr(app, "begin_shutdown", None))
 
 
 def _check_health(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT_SECONDS):
+    with urllib.request.urlopen(url, timeout=5.0):
         return
 
 

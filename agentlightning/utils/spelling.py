@@ -4,15 +4,14 @@ import difflib
 import functools
 import inspect
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-_LEAST_SIMILARITY: Final = 0.7
 _T = TypeVar("_T")
 
 
 def similar_word(word: str, known: Iterable[str]) -> str | None:
     """The word that was probably meant; None if none is similar."""
-    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=_LEAST_SIMILARITY)
+    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.7)
     return found[0] if found else None
 
 

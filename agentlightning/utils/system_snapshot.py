@@ -20,7 +20,6 @@ __all__ = ["container_memory_limits", "system_snapshot"]
 _MIB: Final = 2**20
 _GIB: Final = 2**30
 _MIB_PER_GIB: Final = 1024
-_NVIDIA_SMI_TIMEOUT_SECONDS: Final = 3.0
 _GPU_QUERY: Final = "index,name,utilization.gpu,memory.used,memory.total,temperature.gpu"
 _UNAVAILABLE: Final = (OSError, RuntimeError, AttributeError, LookupError, ValueError, subprocess.SubprocessError)
 """What the sources of figures raise where a system does not have them."""
@@ -86,7 +85,7 @@ def _gpus() -> list[dict[str, object]]:
         capture_output=True,
         check=True,
         text=True,
-        timeout=_NVIDIA_SMI_TIMEOUT_SECONDS,
+        timeout=3.0,
     )
     rows = [row for row in csv.reader(answer.stdout.splitlines(), skipinitialspace=True) if row]
     return [

@@ -16,13 +16,8 @@ from agentlightning.utils.deadline import until, within
 
 __all__ = ["StoppableServer"]
 
-DATE_SECONDS: Final = 1.0
-"""How long the date in the heads of responses is kept."""
 POLL_SECONDS: Final = 0.005
 """Between two looks at requests in flight when it stops."""
-
-ACCEPT_ROUNDS: Final = 3
-"""Of the event loop, until a connection that was accepted last is known to the server."""
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
@@ -57,7 +52,8 @@ class StoppableServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await within(DATE_SECONDS, self._leave.wait())
+                # The date in the heads of responses is kept for a second.
+                await within(1.0, self._leave.wait())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._begin_shutdown is not None:
@@ -67,7 +63,8 @@ class StoppableServer(uvicorn.Server):
         with contextlib.suppress(NotImplementedError, RuntimeError):  # another kind of loop
             for listening in (each for server in self.servers for each in server.sockets):
                 loop.remove_reader(listening)
-        for _ in range(ACCEPT_ROUNDS):
+        # After three rounds of the event loop a connection that was accepted last is known to the server.
+        for _ in range(3):
             await asyncio.sleep(0)
         for closing in (*self.servers, *(sockets or ())):
             closing.close()

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from agentlightning.engine.codec import ChatCodec
     from agentlightning.engine.model import CausalModel
 
-MAIN: Final = "main_llm"
-"""The resource under which agents find a model that is trained alone."""
 ADAPTERS: Final = "adapters"
 """Where a checkpoint keeps trained weights that are merged into others in the model's state."""
 
@@ -278,7 +276,8 @@ class ServedPolicies:
         resources: NamedResources = dict(initial or {})
         sampling = {} if temperature is None else {"temperature": temperature}
         for policy in self._policies:
-            name = MAIN if len(self._policies) == 1 else policy.name
+            # The resource under which agents find a model that is trained alone.
+            name = "main_llm" if len(self._policies) == 1 else policy.name
             served = self.proxy.as_resource(model=policy.name, sampling_parameters=sampling)
             # Also behind a proxy that outlives the run, the model ends with it.
             resources[name] = served.model_copy(update={"run_id": None if is_lasting else CURRENT_RUN.get()})

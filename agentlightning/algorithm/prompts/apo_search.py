@@ -39,8 +39,6 @@ BEST_RESOURCES_ID: Final = "apo-best"
 """Under which the best prompts are published; they are the latest resources then."""
 LEAST_PAIRS: Final = 8
 """No candidate replaces the best prompt on fewer pairs."""
-USUAL_PAIRS: Final = 20
-"""After so many a prompt is found that solves half of the tasks more; with the fewest, hardly any is."""
 FAILED_CALLS: Final = "calls that failed"
 NOT_PAYABLE: Final = "candidates that the budget did not allow"
 _T = TypeVar("_T")
@@ -302,12 +300,13 @@ class Search:
         everything = range(len(self._val))
         fresh = [task for task in everything if task not in self._seen[candidate.version]]
         if len(fresh) < LEAST_PAIRS:
+            # After 20 pairs a prompt is found that solves half of the tasks more; with the fewest, hardly any is.
             logger.warning(
                 "Only %d validation tasks did not choose %s, so all are used, and its gain is flattered a little; a "
                 "validation set of val_batch_size + %d tasks or more avoids that.",
                 len(fresh),
                 candidate.version,
-                USUAL_PAIRS,
+                20,
             )
             fresh = list(everything)
         known = self._rewards[self._best.version]

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 TRIES: Final = 6
-_LATER: Final = frozenset([408, 409, 425, 429, 500, 502, 503, 504, 529])
 _REFUSED: Final = range(400, 500)
 
 
@@ -173,7 +172,7 @@ def _described(error: Exception) -> str:
 def _delay(error: Exception, number: int) -> float | None:
     """Seconds until the next try; None if another will not help."""
     status = getattr(error, "status_code", None)
-    if status is not None and status not in _LATER:
+    if status is not None and status not in {408, 409, 425, 429, 500, 502, 503, 504, 529}:
         return None
     wanted = retry_after_seconds(getattr(getattr(error, "response", None), "headers", None) or {})
     if wanted is not None:

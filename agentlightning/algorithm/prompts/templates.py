@@ -17,7 +17,6 @@ from agentlightning.types import NamedResources, PromptTemplate
 from agentlightning.utils.poml_markup import local_name, parse_poml
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
-_JINJA_BODIES: Final = ("body", "elif_", "else_")
 _POML_NAME: Final = re.compile(r"\{\{\s*([A-Za-z_]\w*)")
 _POML_EXPRESSION: Final = re.compile(r"\{\{\s*(.+?)\s*\}\}(?!\})", re.DOTALL)
 _POML_PLAIN_TAGS: Final = frozenset(
@@ -130,7 +129,7 @@ def _jinja_code(template: str) -> Iterator[str]:
         if isinstance(statement, nodes.Output):
             yield from (repr(one) for one in statement.nodes if not isinstance(one, (nodes.TemplateData, nodes.Name)))
         elif not isinstance(statement, nodes.Template):
-            head = [(name, value) for name, value in statement.iter_fields() if name not in _JINJA_BODIES]
+            head = [(name, value) for name, value in statement.iter_fields() if name not in ("body", "elif_", "else_")]
             yield f"{type(statement).__name__}{head}"
 
 

@@ -31,7 +31,6 @@ from agentlightning.instrumentation.patch import (
 )
 
 _AGENT_ROLE: Final = "crewai.agent.role"
-_LEFT_OPEN: Final = "It was not told how this ended."
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def _end(source: object, event: Any) -> None:
         raise
 
 
-def _end_within(outer: _Work | None, error: BaseException | str = _LEFT_OPEN) -> None:
+def _end_within(outer: _Work | None, error: BaseException | str = "It was not told how this ended.") -> None:
     """End what began in this context since `outer`, the last first."""
     work = _innermost.get()
     while work is not None and work is not outer:

@@ -29,14 +29,6 @@ from agentlightning.instrumentation.patch import Step, as_json, guarded, is_supp
 
 LANGCHAIN: Final = "LangChain"
 _AGENT: Final = "langchain.chain.type"
-_HIDDEN: Final = "langsmith:hidden"
-_PART_TAGS: Final = ("seq:step:", "map:key:", "branch:", "condition:")
-"""How tags begin of runs that are parts of another."""
-_PLUMBING_KINDS: Final = ("prompt", "parser")
-_GRAPHS: Final = ("langgraph", "langchain_create_agent")
-_UNNAMED_GRAPH: Final = "LangGraph"
-_NO_FAILURES: Final = frozenset({"GeneratorExit", "GraphBubbleUp"})
-"""A reader who leaves a stream, and how LangGraph passes interrupts and commands upwards."""
 
 
 # ---------------------------------------------------------------------- runs, and where they are worked on
@@ -84,16 +76,21 @@ class _Beginning:
 
     @property
     def is_named_graph(self) -> bool:
-        return self.metadata.get("ls_integration") in _GRAPHS and self.name != _UNNAMED_GRAPH
+        return (
+            self.metadata.get("ls_integration") in ("langgraph", "langchain_create_agent") and self.name != "LangGraph"
+        )
 
     @property
     def is_hidden(self) -> bool:
-        return _HIDDEN in self.tags or self.kind in _PLUMBING_KINDS
+        return "langsmith:hidden" in self.tags or self.kind in ("prompt", "parser")
 
     @property
     def is_part(self) -> bool:
         """Whether it only joins other things together."""
-        return self.name.startswith("Runnable") or any(tag.startswith(_PART_TAGS) for tag in self.tags)
+        # How tags begin of runs that are parts of another.
+        return self.name.startswith("Runnable") or any(
+            tag.startswith(("seq:step:", "map:key:", "branch:", "condition:")) for tag in self.tags
+        )
 
 
 @dataclass(eq=False)
@@ -227,7 +224,10 @@ class Recorder:
                 run.step.set(describe(run))
         run.is_over = True
         leave(run)
-        is_harmless = isinstance(error, BaseException) and any(k.__name__ in _NO_FAILURES for k in type(error).__mro__)
+        # A reader who leaves a stream, and how LangGraph passes interrupts and commands upwards.
+        is_harmless = isinstance(error, BaseException) and any(
+            k.__name__ in {"GeneratorExit", "GraphBubbleUp"} for k in type(error).__mro__
+        )
         run.step.end(error=None if is_harmless else error)
 
     @_callback

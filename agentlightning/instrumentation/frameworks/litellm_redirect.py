@@ -38,16 +38,12 @@ CHAT_PATH: Final = "/chat/completions"
 EMBEDDINGS_PATH: Final = "/embeddings"
 _IN_SHAPE: Final = frozenset({"openai", "azure", "anthropic", "hosted_vllm", "custom_openai", "text-completion-openai"})
 """Providers whose calls leave in OpenAI's or Anthropic's shape, so that the layers below send them elsewhere."""
-_UNREACHABLE: Final = "http://redirected.invalid/v1"
-"""The address of a call that OpenAI's SDK is about to send elsewhere; it never reaches anybody by itself."""
 _OF_PROVIDER: Final = frozenset(
     {"api_base", "base_url", "api_version", "azure", "client", "deployment_id", "organization", "shared_session"}
 )
 """Arguments that lead to the provider of a call."""
 _NOT_SENT: Final = ("mock_response", "mock_tool_calls", "mock_timeout")
 """Arguments with which LiteLLM answers by itself."""
-_SEVERAL: Final = ("fallbacks", "model_list")
-"""Arguments with which one call becomes others, each of which is redirected by itself."""
 
 
 # ---------------------------------------------------------------------- calls as LiteLLM is asked for them
@@ -63,7 +59,8 @@ def redirected_arguments(path: str, arguments: Mapping[str, object]) -> dict[str
         ConfigurationError: It is no chat, and the router has no place for it.
     """
     router = current_router()
-    if router is None or any(arguments.get(name) for name in (*_NOT_SENT, *_SEVERAL)):
+    # Arguments with which one call becomes others, each of which is redirected by itself.
+    if router is None or any(arguments.get(name) for name in (*_NOT_SENT, "fallbacks", "model_list")):
         return None
     if path not in (CHAT_PATH, EMBEDDINGS_PATH):  # responses: LiteLLM sends them in OpenAI's shape, or as a chat
         return None
@@ -126,7 +123,13 @@ def _for_openai(model: str, arguments: Mapping[str, object]) -> dict[str, object
     for name in ("headers", "extra_headers"):
         if kept.get(name):
             kept[name] = _without_secrets(kept[name])
-    sent = {"model": model, "custom_llm_provider": "openai", "api_base": _UNREACHABLE, "api_key": PLACEHOLDER_KEY}
+    # The address of a call that OpenAI's SDK is about to send elsewhere; it never reaches anybody by itself.
+    sent = {
+        "model": model,
+        "custom_llm_provider": "openai",
+        "api_base": "http://redirected.invalid/v1",
+        "api_key": PLACEHOLDER_KEY,
+    }
     # Parameters that LiteLLM knows of the provider's models, and OpenAI's have not, are left out.
     return {**kept, **sent, "drop_params": True}
 

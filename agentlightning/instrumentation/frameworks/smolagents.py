@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from agentlightning.instrumentation.patch import (
     Original,
@@ -23,8 +23,6 @@ from agentlightning.instrumentation.patch import (
     tool_step,
 )
 
-_INTERPRETER: Final = "python_interpreter"
-"""What smolagents calls the tool that executes an agent's code."""
 _HAS_STEP: ContextVar[Any] = ContextVar("agentlightning_smolagents_tool", default=None)
 """The tool an agent is about to call, whose step is open already."""
 
@@ -140,7 +138,8 @@ def _tool(tool: Any, /, *args: object, sanitize_inputs_outputs: Any = None, **kw
 
 
 def _code(_executor: object, code_action: str, *_args: object, **_kwargs: object) -> Step:
-    return tool_step(_INTERPRETER, {"code": code_action})
+    # What smolagents calls the tool that executes an agent's code.
+    return tool_step("python_interpreter", {"code": code_action})
 
 
 def _record_output(step: Step, output: Any) -> None:

@@ -29,12 +29,9 @@ Provider = Literal["openai", "hosted_vllm", "vllm", "text-completion-openai", "a
 
 WILDCARD: Final = "*"
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
-REDACTED: Final = "[redacted]"
 TRANSLATED: Final[tuple[DialectName, ...]] = ("chat", "messages", "responses")
 """Dialects that are translated into each other, in the order of preference."""
 _AZURE_DEPLOYMENTS: Final = "/openai/deployments/"
-_WITH_TOKENIZER: Final = frozenset({"hosted_vllm", "vllm", "agl"})
-"""Providers whose servers have vLLM's `/tokenize`."""
 _PLAIN_NAME: Final = re.compile(r"(?!.*(\.\.|//))\w[\w.:@+/-]*", re.ASCII | re.IGNORECASE)
 
 
@@ -165,7 +162,10 @@ class Backend:
         """The address that counts the tokens of a request; None if the server has none."""
         if "messages" in self.dialects:
             return self.url_of("messages") + "/count_tokens"
-        return self.base_url.removesuffix("/v1") + "/tokenize" if self.provider in _WITH_TOKENIZER else None
+        # Providers whose servers have vLLM's `/tokenize`.
+        return (
+            self.base_url.removesuffix("/v1") + "/tokenize" if self.provider in {"hosted_vllm", "vllm", "agl"} else None
+        )
 
     @property
     def health_url(self) -> str | None:
@@ -209,7 +209,7 @@ class Backend:
     def redacted(self, text: str) -> str:
         """The text without this backend's secrets."""
         for secret in self.secrets:
-            text = text.replace(secret, REDACTED)
+            text = text.replace(secret, "[redacted]")
         return text
 
     def redacted_bytes(self, body: bytes) -> bytes:
@@ -223,7 +223,6 @@ class Backend:
 
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
-ANTHROPIC_URL: Final = "https://api.anthropic.com/v1"
 ANTHROPIC_VERSION: Final = "2023-06-01"
 AZURE_API_VERSION: Final = "2024-10-21"
 ENVIRONMENT_PREFIX: Final = "os.environ/"
@@ -281,7 +280,7 @@ _PROVIDERS: Final[Mapping[Provider, _ProviderDefaults]] = {
     "vllm": _VLLM,
     "agl": _TRAINED,
     "anthropic": _ProviderDefaults(
-        ("messages",), "ANTHROPIC_API_KEY", ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), ANTHROPIC_URL
+        ("messages",), "ANTHROPIC_API_KEY", ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), "https://api.anthropic.com/v1"
     ),
     "azure": _ProviderDefaults(_OPENAI_DIALECTS, "AZURE_API_KEY", ("AZURE_API_BASE",)),
 }

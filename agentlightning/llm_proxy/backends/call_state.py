@@ -19,12 +19,6 @@ from agentlightning.llm_proxy.backends.backend_state import BackendState, first_
 
 FIRST_BACKOFF_SECONDS: Final = 0.5
 LONGEST_BACKOFF_SECONDS: Final = 8.0
-LONGEST_HOLD_SECONDS: Final = 3600.0
-"""No backend is left alone for longer, whatever its `retry-after` says."""
-FAIL_FAST_SECONDS: Final = 1.0
-"""How long after a failure a model whose backends are all out of use is not tried again."""
-_RETRYABLE: Final = frozenset({408, 409, 429})
-_OVERLOADED: Final = frozenset({429, 503, 529})
 _SERVER_ERRORS: Final = 500
 _HASH_BYTES: Final = 8
 _HASHES: Final = 1 << (8 * _HASH_BYTES)
@@ -101,7 +95,8 @@ class CallState:
         held = [state for state in self.fit if state.breaker.allows(now)]
         if held:
             return min(held, key=lambda state: state.admission.wait_seconds(now))
-        rested = [state for state in self.fit if now - state.breaker.changed_at >= FAIL_FAST_SECONDS]
+        # For a second after a failure a model whose backends are all out of use is not tried again.
+        rested = [state for state in self.fit if now - state.breaker.changed_at >= 1.0]
         return min(rested, key=lambda state: state.breaker.opened_at, default=None)
 
     def note(self, state: BackendState, outcome: str) -> None:
@@ -191,14 +186,15 @@ def is_retryable(status: int, headers: Mapping[str, str]) -> bool:
     wish = headers.get("x-should-retry")
     if wish in ("true", "false"):
         return wish == "true" and status >= 400
-    return status in _RETRYABLE or status >= _SERVER_ERRORS
+    return status in {408, 409, 429} or status >= _SERVER_ERRORS
 
 
 def requested_hold_seconds(status: int, headers: Mapping[str, str]) -> float:
     """How long an overloaded backend wants no calls; 0 if it does not say."""
-    if status not in _OVERLOADED:
+    if status not in {429, 503, 529}:
         return 0.0
-    return min(retry_after_seconds(headers) or 0.0, LONGEST_HOLD_SECONDS)
+    # No backend is left alone for more than an hour, whatever its `retry-after` says.
+    return min(retry_after_seconds(headers) or 0.0, 3600.0)
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:

@@ -28,7 +28,6 @@ from agentlightning.llm_proxy.backends.backend_state import BackendState
 from agentlightning.llm_proxy.backends.call_state import PreparedRequest
 
 CONNECT_SECONDS: Final = 10.0
-HEALTH_CHECK_SECONDS: Final = 5.0
 KEEP_ALIVE_SECONDS: Final = 15.0
 _SERVER_ERRORS: Final = 500
 
@@ -263,7 +262,7 @@ class HttpSender:
             async with self._connected().get(
                 backend.health_url or "",
                 headers=backend.headers,
-                timeout=aiohttp.ClientTimeout(total=HEALTH_CHECK_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=5.0),
                 allow_redirects=False,
             ) as response:
                 return response.status < _SERVER_ERRORS

@@ -24,9 +24,6 @@ from agentlightning.llm_proxy.translation.base import (
 
 _HINTS: Final = OPENAI_HINTS | {"context_management", "max_tool_calls", "truncation"}
 """Without these an output is as good; `max_tool_calls` limits tools that run at OpenAI alone."""
-_NEUTRAL: Final[Mapping[str, Any]] = {"background": False, "top_logprobs": 0}
-_STORED: Final = ("previous_response_id", "conversation")
-"""Names of earlier items that a server has kept; a chat server keeps none."""
 _SAME: Final = ("model", "temperature", "top_p")
 
 _no_response = partial(untranslatable, client="chat", backend="responses")
@@ -139,7 +136,8 @@ def _text(verbosity: str | None, form: Mapping[str, Any] | None) -> JsonObject:
 
 def chat_from_responses(body: Mapping[str, object]) -> JsonObject:
     fields = RequestFields(body)
-    for name in _STORED:
+    # Names of earlier items that a server has kept; a chat server keeps none.
+    for name in ("previous_response_id", "conversation"):
         if fields.take(name) is not None:
             raise _no_chat(name, instead="leave it out and send the earlier items in 'input'")
     for inclusion in fields.take("include") or ():
@@ -167,7 +165,7 @@ def chat_from_responses(body: Mapping[str, object]) -> JsonObject:
     request |= _chat_format(fields.take("text") or {})
     if fields.take("stream"):
         request |= {"stream": True, "stream_options": {"include_usage": True}}
-    fields.refuse_rest(_HINTS, _NEUTRAL, _no_chat)
+    fields.refuse_rest(_HINTS, {"background": False, "top_logprobs": 0}, _no_chat)
     return request
 
 

@@ -34,8 +34,15 @@ from torch.nn import functional
 from agentlightning.engine.codec import Message, ToolDefinition
 from agentlightning.engine.model import logits_of
 from agentlightning.engine.tiny.codec import TinyChatCodec
-from agentlightning.engine.tiny.files import BARE_WEIGHTS_FILE, DESCRIPTION_FILE, SHIPPED_FOLDER, load_tiny, save_tiny
-from agentlightning.engine.tiny.model import TinyModel, TinyShape
+from agentlightning.engine.tiny.model import (
+    BARE_WEIGHTS_FILE,
+    DESCRIPTION_FILE,
+    SHIPPED_FOLDER,
+    TinyModel,
+    TinyShape,
+    load_tiny,
+    save_tiny,
+)
 from agentlightning.engine.tiny.tokenizer import ASSISTANT, END, PAD
 
 STEPS_BETWEEN_LINES: Final = 100

@@ -14,7 +14,7 @@ from agentlightning.utils.json_values import JsonObject
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentlightning.engine.lora import LoraOptions
+    from agentlightning.engine.model import LoraOptions
     from agentlightning.engine.sampling import GenerationFuture, OnToken, Sampling
     from agentlightning.engine.weights import PublishedWeights
 

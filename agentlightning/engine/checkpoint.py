@@ -22,11 +22,9 @@ from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.embedded import MODEL_FILES, NAMED_MODELS, check_model
 from agentlightning.engine.hf import HfModel, load_hf
 from agentlightning.engine.hf_codec import HfChatCodec
-from agentlightning.engine.lora import LoraOptions
-from agentlightning.engine.model import CausalModel
+from agentlightning.engine.model import CausalModel, LoraOptions
 from agentlightning.engine.tiny.codec import TinyChatCodec
-from agentlightning.engine.tiny.files import DESCRIPTION_FILE, SHIPPED_FOLDER, load_tiny, save_tiny
-from agentlightning.engine.tiny.model import TinyModel
+from agentlightning.engine.tiny.model import DESCRIPTION_FILE, SHIPPED_FOLDER, TinyModel, load_tiny, save_tiny
 from agentlightning.errors import ConfigurationError, EngineError
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonMapping, JsonObject

@@ -20,8 +20,7 @@ from agentlightning.engine import hf_kernels
 from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.hf_cache import CachePass, ReadShape, SlotCache, StepShape
 from agentlightning.engine.hf_codec import HfChatCodec, end_ids_of
-from agentlightning.engine.lora import AdapterWeights, LoraOptions
-from agentlightning.engine.model import CausalModel
+from agentlightning.engine.model import AdapterWeights, CausalModel, LoraOptions
 from agentlightning.engine.weights import copy_weights, round_by_chance
 from agentlightning.errors import EngineError
 from agentlightning.utils.installation import install_command

@@ -3,19 +3,52 @@
 One object serves both: the engine calls `new_cache`, `prefill`, `decode` and `move` without gradients and with tensors
 on the CPU, the trainer calls `hidden` and `head`. Rows of a batch are padded on the right; a position that is padding
 is never looked at.
+
+Which small matrices are trained instead of a large model's own weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
     from torch.nn import Parameter
 
-    from agentlightning.engine.lora import AdapterWeights
+
+@suggests_arguments
+@dataclass(frozen=True)
+class LoraOptions:
+    """Adapters of low rank beside the weights of a Hugging Face model, as the package peft makes them."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    """The adapters' part is scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Of supervised fine-tuning. GRPO leaves it out: ratios to probabilities of an engine, which knows none, would be
+    noise."""
+    targets: str | tuple[str, ...] = "all-linear"
+    """Names of the layers that get adapters."""
+
+
+@dataclass(frozen=True)
+class AdapterWeights:
+    """Adapters as peft saves them, for an engine that serves them beside the base model."""
+
+    tensors: dict[str, Tensor]
+    """What `adapter_model.safetensors` holds, in 32 bits, on the learner's device; the learner's own memory."""
+    config: JsonObject
+    """What `adapter_config.json` holds."""
+
+
+# ---------------------------------------------------------------------- models
+
 
 SMALL_MODEL_PARAMETERS: Final = 5_000_000
 

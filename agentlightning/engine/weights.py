@@ -35,8 +35,7 @@ from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.private_files import bring_to_disk
 
 if TYPE_CHECKING:
-    from agentlightning.engine.lora import AdapterWeights
-    from agentlightning.engine.model import CausalModel
+    from agentlightning.engine.model import AdapterWeights, CausalModel
 
 DESCRIPTION_SUFFIX: Final = ".shared.json"
 _ALIGNMENT: Final = 256

@@ -3,9 +3,9 @@
 from agentlightning.instrumentation.redirect import exclude_from_redirect, not_redirected
 from agentlightning.litagent.command import CommandAgent
 from agentlightning.litagent.decorator import FunctionalLitAgent, llm_rollout, prompt_rollout, rollout
+from agentlightning.litagent.invocation import AgentRouter, Route
 from agentlightning.litagent.litagent import LitAgent, is_v0_1_rollout_api
-from agentlightning.litagent.router import AgentRouter, Route
-from agentlightning.types.scoping import resources_for
+from agentlightning.types.resources import resources_for
 
 __all__ = [
     "AgentRouter",

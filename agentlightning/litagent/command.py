@@ -38,7 +38,7 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import AttemptedRollout, Attributes, NamedResources, Rollout, RolloutRawResult, TaskInput
-from agentlightning.types.scoping import resources_for
+from agentlightning.types.resources import resources_for
 from agentlightning.utils.child_process import CapturedProcess, Program, ProgramPlan
 from agentlightning.utils.clipped_text import ClippedText, redacted
 from agentlightning.utils.spelling import suggests_arguments

@@ -27,7 +27,7 @@ from agentlightning.types import (
     RolloutRawResult,
     TaskInput,
 )
-from agentlightning.types.scoping import resources_for, scoped_to
+from agentlightning.types.resources import resources_for, scoped_to
 from agentlightning.utils.json_values import JsonObject
 
 __all__ = ["FunctionalLitAgent", "llm_rollout", "prompt_rollout", "rollout"]

@@ -37,7 +37,7 @@ from agentlightning.instrumentation.registry import Instrumentation, instrumenta
 from agentlightning.instrumentation.threads import ThreadContextPatch
 from agentlightning.litagent.command_environment import warn_once
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, ResourcesUpdate, Rollout
-from agentlightning.types.scoping import SEPARATOR, resources_for, scoped_to
+from agentlightning.types.resources import SEPARATOR, resources_for, scoped_to
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.once import once
 

@@ -26,8 +26,7 @@ from agentlightning.llm_proxy.recorder import Origin
 from agentlightning.store.base import LightningStore, is_finished
 from agentlightning.store.http.tokens import check_secret
 from agentlightning.types import LLM, AttemptedRollout, NamedResources
-from agentlightning.types.resources import PROXY_SECRET_PREFIX, read_attempt_key
-from agentlightning.types.scoping import pinned_id, resources_for
+from agentlightning.types.resources import PROXY_SECRET_PREFIX, pinned_id, read_attempt_key, resources_for
 
 logger = logging.getLogger(__name__)
 

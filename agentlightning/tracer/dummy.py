@@ -2,8 +2,7 @@
 
 from opentelemetry import trace
 
-from agentlightning.tracer.otel import private_tracer
-from agentlightning.tracer.recording import RecordingTracer
+from agentlightning.tracer.otel import RecordingTracer, private_tracer
 
 __all__ = ["DummyTracer"]
 

@@ -13,8 +13,7 @@ from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.execution import ClientServerExecutionStrategy, ExecutionStrategy
 from agentlightning.litagent import AgentRouter, LitAgent, Route
 from agentlightning.litagent.decorator import FunctionalLitAgent
-from agentlightning.litagent.invocation import name_of
-from agentlightning.litagent.router import Predicate
+from agentlightning.litagent.invocation import Predicate, name_of
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store.base import LightningStore
@@ -25,7 +24,7 @@ from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.tracer import Tracer
 from agentlightning.trainer.init_utils import build_component, instantiate_component
 from agentlightning.trainer.registry import ExecutionStrategyRegistry
-from agentlightning.types.scoping import check_agent_name
+from agentlightning.types.resources import check_agent_name
 from agentlightning.utils.deprecation import deprecated
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from agentlightning.errors import ConfigurationError, InvalidTransition, Runners
 from agentlightning.execution.events import ControlFlags, MultiprocessingEvent
 from agentlightning.execution.processes import start_context
 from agentlightning.litagent import CommandAgent, LitAgent, Route
-from agentlightning.litagent.router import Predicate
+from agentlightning.litagent.invocation import Predicate
 from agentlightning.store.foreign import adapted
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.components import (

@@ -33,7 +33,7 @@ from agentlightning.algorithm.grpo.packing import CHUNK_BYTES, Pack, Row, TokenL
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.hf import HfModel
-from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.model import LoraOptions
 from agentlightning.errors import TrainingError
 
 GIGABYTE = 1_000_000_000

@@ -11,7 +11,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.litagent.command import CommandAgent
-from agentlightning.litagent.router import AgentRouter, Route
+from agentlightning.litagent.invocation import AgentRouter, Route
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.tracer import OtelTracer
 from tests.e2e.server_process import left_behind

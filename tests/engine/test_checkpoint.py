@@ -10,7 +10,7 @@ pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.engine import checkpoint  # noqa: E402
 from agentlightning.engine.checkpoint import load, read_extra, save_model  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.engine.model import LoraOptions  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.errors import EngineError  # noqa: E402

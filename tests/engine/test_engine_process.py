@@ -22,8 +22,7 @@ pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 from agentlightning.cli import main as agl  # noqa: E402
 from agentlightning.engine import weights  # noqa: E402
 from agentlightning.engine.embedded import EngineServer  # noqa: E402
-from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
-from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.engine.tiny.model import TinyModel, TinyShape, save_tiny  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError  # noqa: E402
 from tests import warm_python  # noqa: E402

@@ -19,8 +19,7 @@ from agentlightning.engine.checkpoint import load, read_extra, save_model  # noq
 from agentlightning.engine.codec import CallArguments, CallStarted, ContentDelta, ReasoningDelta  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
 from agentlightning.engine.hf_codec import HfChatCodec  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
-from agentlightning.engine.model import logits_of  # noqa: E402
+from agentlightning.engine.model import LoraOptions, logits_of  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
 from agentlightning.engine.server import EngineApp  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from agentlightning.engine.checkpoint import load  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.engine.model import LoraOptions  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights, round_by_chance  # noqa: E402
 from agentlightning.errors import EngineError  # noqa: E402

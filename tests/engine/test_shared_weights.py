@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.engine.embedded import EngineServer  # noqa: E402
-from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
-from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.engine.tiny.model import TinyModel, TinyShape, save_tiny  # noqa: E402
 from agentlightning.engine.weights import (  # noqa: E402
     PublishedWeights,  # after the check for torch
     SharedBlock,

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.engine.model import logits_of
-from agentlightning.engine.tiny.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_tiny, save_tiny
-from agentlightning.engine.tiny.model import TinyModel, TinyShape
+from agentlightning.engine.tiny.model import DESCRIPTION_FILE, WEIGHTS_FILE, TinyModel, TinyShape, load_tiny, save_tiny
 from agentlightning.errors import EngineError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,7 @@ import torch
 
 from agentlightning.engine.codec import Message
 from agentlightning.engine.tiny.codec import TinyChatCodec
-from agentlightning.engine.tiny.files import DESCRIPTION_FILE, SHIPPED_FOLDER, load_tiny
-from agentlightning.engine.tiny.model import TinyModel, TinyShape
+from agentlightning.engine.tiny.model import DESCRIPTION_FILE, SHIPPED_FOLDER, TinyModel, TinyShape, load_tiny
 from agentlightning.engine.tiny.tokenizer import decode
 from scripts.make_tiny_model import (
     CALCULATOR,

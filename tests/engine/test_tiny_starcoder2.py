@@ -17,8 +17,7 @@ from agentlightning.engine.checkpoint import save_model  # noqa: E402
 from agentlightning.engine.codec import Message, ToolDefinition  # noqa: E402
 from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
-from agentlightning.engine.tiny.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_tiny, save_tiny  # noqa: E402
-from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.engine.tiny.model import DESCRIPTION_FILE, WEIGHTS_FILE, TinyModel, TinyShape, load_tiny, save_tiny  # noqa: E402  # noqa: E402
 from agentlightning.engine.tiny.tokenizer import END, VOCABULARY_SIZE  # noqa: E402
 from agentlightning.errors import EngineError  # noqa: E402
 from tests.engine.test_tiny_codec import CALCULATOR, LOOKUP, LOOKUP_ALL, QUESTION, next_turn, sampled_tokens  # noqa: E402

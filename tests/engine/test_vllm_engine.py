@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from agentlightning.engine.base import EngineRequest  # noqa: E402 # after the check for torch
 from agentlightning.engine.checkpoint import load  # noqa: E402
-from agentlightning.engine.lora import AdapterWeights, LoraOptions  # noqa: E402
+from agentlightning.engine.model import AdapterWeights, LoraOptions  # noqa: E402
 from agentlightning.engine.vllm import VllmOptions  # noqa: E402
 from agentlightning.engine.vllm.client import VllmClient  # noqa: E402
 from agentlightning.engine.vllm.engine import VllmEngine  # noqa: E402
@@ -400,7 +400,7 @@ def test_methods_before_the_start_say_so() -> None:
 @pytest.fixture
 def tiny_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that looks like one of Hugging Face's and holds the tiny model, and a vLLM that serves it."""
-    from agentlightning.engine.tiny.files import save_tiny
+    from agentlightning.engine.tiny.model import save_tiny
 
     folder = tmp_path / "model"
     folder.mkdir()

@@ -14,8 +14,7 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from agentlightning.engine.base import EngineRequest  # noqa: E402 # after the check for torch
 from agentlightning.engine.checkpoint import load  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
-from agentlightning.engine.model import logits_of  # noqa: E402
+from agentlightning.engine.model import LoraOptions, logits_of  # noqa: E402
 from agentlightning.engine.vllm import VllmOptions  # noqa: E402
 from agentlightning.engine.vllm.client import VllmClient  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402

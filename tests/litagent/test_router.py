@@ -13,7 +13,7 @@ from agentlightning.emitter import emit_message
 from agentlightning.errors import ConfigurationError, RolloutFailed
 from agentlightning.litagent import LitAgent, rollout
 from agentlightning.litagent.command import CommandAgent
-from agentlightning.litagent.router import AgentRouter, Route
+from agentlightning.litagent.invocation import AgentRouter, Route
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import LLM, NamedResources, PromptTemplate, RolloutConfig
 from tests.litagent.workbench import Workbench

@@ -6,7 +6,7 @@ import pytest
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import LLM, NamedResources, PromptTemplate, ProxyLLM, Rollout
-from agentlightning.types.scoping import check_agent_name, pinned_id, resources_for
+from agentlightning.types.resources import check_agent_name, pinned_id, resources_for
 
 
 def prompt(text: str) -> PromptTemplate:

@@ -68,7 +68,7 @@ def test_a_misspelt_argument_is_answered_with_the_one_that_was_meant(
         ("agentlightning.algorithm.sft:Acceptance", "min_rewards", "min_reward"),
         ("agentlightning.algorithm.sft:FittingSettings", "epoch", "epochs"),
         ("agentlightning.algorithm.sentinel:Sentinel", "rewards", "reward"),
-        ("agentlightning.engine.lora:LoraOptions", "rnk", "rank"),
+        ("agentlightning.engine.model:LoraOptions", "rnk", "rank"),
         ("agentlightning.engine.vllm:VllmOptions", "gpu_memory_utilisation", "gpu_memory_utilization"),
     ],
     ids=lambda value: value.rpartition(":")[2],

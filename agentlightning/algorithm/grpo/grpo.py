@@ -59,7 +59,7 @@ from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.base import EngineChoice
 from agentlightning.engine.checkpoint import check_replaceable
 from agentlightning.engine.embedded import EMBEDDED, engine_choice
-from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.model import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.agents import AgentMatcher

@@ -16,7 +16,7 @@ from agentlightning.algorithm.grpo.samples import Batch
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.base import Engine, EngineChoice, EngineRequest, SleepingEngine
 from agentlightning.engine.embedded import EngineServer, check_model
-from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.model import LoraOptions
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.store.base import LightningStore

@@ -36,8 +36,7 @@ from agentlightning.algorithm.grpo.sharded_rank import (
 )
 from agentlightning.engine.embedded import ChildProgram
 from agentlightning.engine.hf import HfModel
-from agentlightning.engine.lora import LoraOptions
-from agentlightning.engine.model import CausalModel
+from agentlightning.engine.model import CausalModel, LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.child_process import ProgramPlan, python_path
 

@@ -42,7 +42,7 @@ from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.checkpoint import load
 from agentlightning.engine.hf import HfModel
-from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.model import LoraOptions
 from agentlightning.errors import AgentLightningError
 from agentlightning.logging import setup
 from agentlightning.utils.child_process import leave_with_parent

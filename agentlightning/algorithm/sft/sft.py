@@ -56,8 +56,7 @@ from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
-    from agentlightning.engine.lora import LoraOptions
-    from agentlightning.engine.model import CausalModel
+    from agentlightning.engine.model import CausalModel, LoraOptions
 
 logger = logging.getLogger(__name__)
 

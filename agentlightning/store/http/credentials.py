@@ -22,8 +22,12 @@ from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.copies import replaced
 from agentlightning.store.http.tokens import Scope, sign_for_attempt
 from agentlightning.types import LLM, AttemptedRollout, PaginatedResult, ResourcesUpdate, Run
-from agentlightning.types.resources import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
-from agentlightning.types.scoping import PINNED_RESOURCES
+from agentlightning.types.resources import (
+    PINNED_RESOURCES,
+    PROXY_REFERENCE_PREFIX,
+    PROXY_SECRET_PREFIX,
+    derive_attempt_key,
+)
 from agentlightning.utils.secret_names import MASK, masked
 
 logger = logging.getLogger(__name__)

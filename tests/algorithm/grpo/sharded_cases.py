@@ -23,7 +23,7 @@ from agentlightning.algorithm.grpo.sharded import ShardedLearner
 from agentlightning.algorithm.grpo.sharded_rank import RankLearner, map_weights, parameters_of, split
 from agentlightning.engine.checkpoint import load
 from agentlightning.engine.hf import HfModel
-from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.model import LoraOptions
 from tests.engine.small_llama import WORDS, save_small_llama, word_tokenizer
 
 VOCABULARY = len(WORDS) + 5

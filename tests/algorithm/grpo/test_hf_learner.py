@@ -17,7 +17,7 @@ from agentlightning.algorithm.grpo.packing import Row  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.engine.model import LoraOptions  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import ConfigurationError  # noqa: E402
 

@@ -18,7 +18,7 @@ import agentlightning as agl  # noqa: E402 # after the checks
 from agentlightning.algorithm.grpo import GRPO, Checkpoints, Learner, LearnerSettings, SampleSettings  # noqa: E402
 from agentlightning.cli import main  # noqa: E402
 from agentlightning.engine.checkpoint import load  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.engine.model import LoraOptions  # noqa: E402
 from agentlightning.litagent import FunctionalLitAgent  # noqa: E402
 from tests.algorithm.grpo.training import settings  # noqa: E402
 from tests.engine.small_llama import WORDS, save_small_llama, word_tokenizer  # noqa: E402

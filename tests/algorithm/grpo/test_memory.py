@@ -18,7 +18,7 @@ from agentlightning.algorithm.grpo.learner import Learner, announce_memory  # no
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.engine.model import LoraOptions  # noqa: E402
 from agentlightning.errors import TrainingError  # noqa: E402
 from tests.algorithm.grpo.peaks import peak_bytes  # noqa: E402
 from tests.algorithm.grpo.small_model import SmallModel  # noqa: E402

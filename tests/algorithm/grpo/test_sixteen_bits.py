@@ -20,8 +20,7 @@ from agentlightning.algorithm.grpo import Checkpoints, Learner, LearnerSettings 
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Batch, BatchReport, Sample  # noqa: E402
 from agentlightning.engine.checkpoint import load  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
-from agentlightning.engine.model import logits_of  # noqa: E402
+from agentlightning.engine.model import LoraOptions, logits_of  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402

@@ -21,7 +21,7 @@ import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPO, SampleSettings
 from agentlightning.cli import main
 from agentlightning.engine.embedded import EngineServer
-from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.model import LoraOptions
 from agentlightning.litagent import FunctionalLitAgent
 from tests.algorithm.grpo.training import settings
 

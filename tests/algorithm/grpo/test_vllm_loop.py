@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="GRPO needs torch")
 from agentlightning.algorithm.grpo import SampleSettings  # noqa: E402 # after the check for torch
 from agentlightning.algorithm.grpo.grpo import GRPO  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.engine.model import LoraOptions  # noqa: E402
 from agentlightning.engine.vllm import VllmOptions  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError  # noqa: E402
 from agentlightning.trainer.run_config import settings_of  # noqa: E402

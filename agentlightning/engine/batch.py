@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from agentlightning.engine.model import CausalModel
-from agentlightning.engine.sampling import SequenceState, sample_tokens
+from agentlightning.engine.sampler import sample_tokens
+from agentlightning.engine.sampling import SequenceState
 from agentlightning.errors import EngineError
 
 logger = logging.getLogger(__name__)

@@ -58,12 +58,6 @@ __all__ = [
     "ResourceUnion",
     "NamedResources",
     "ResourcesUpdate",
-    "PINNED_RESOURCES",
-    "SEPARATOR",
-    "check_agent_name",
-    "pinned_id",
-    "resources_for",
-    "scoped_to",
 ]
 
 logger = logging.getLogger(__name__)

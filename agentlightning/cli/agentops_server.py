@@ -6,7 +6,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from agentlightning.cli.command import CommandParser, cli_command, port_number, say
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    port_number,
+    say,
+)
 from agentlightning.errors import ConfigurationError
 from agentlightning.legacy.agentops_service import HOST, listen, serve
 
@@ -14,11 +19,6 @@ if TYPE_CHECKING:
     import socket
 
 DEFAULT_PORT = 8002
-
-
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--daemon", action="store_true", help="serve in the background, and print the process id")
-    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
 
 
 @cli_command(
@@ -33,7 +33,10 @@ examples:
   AGENTOPS_API_KEY=dummy AGENTOPS_API_ENDPOINT=http://127.0.0.1:8002 \\
   AGENTOPS_EXPORTER_ENDPOINT=http://127.0.0.1:8002/traces python agent.py
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument("--daemon", action="store_true", help="serve in the background, and print the process id"),
+        argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one"),
+    ),
     log_level="INFO",
 )
 def main(arguments: argparse.Namespace) -> None:

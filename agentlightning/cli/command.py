@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 from agentlightning.logging import setup
 from agentlightning.utils.spelling import similar_word
@@ -29,8 +29,7 @@ class Command:
     name: str
     run: Callable[[argparse.Namespace], int | None]
     """Carries the command out; returns the exit code, or the signal that ended a server. None is success."""
-    arguments: "Callable[[CommandParser], None]"
-    """Adds its arguments to its parser."""
+    arguments: "Sequence[Argument]"
     description: str
     examples: str
     """Shown at the end of the help, as they are written."""
@@ -47,7 +46,8 @@ class Command:
         parser = CommandParser(
             prog=f"agl {self.name}", usage=self.usage, description=self.description, examples=self.examples
         )
-        self.arguments(parser)
+        for add in self.arguments:
+            add(parser)
         parser.add_argument("--log-level", default=self.log_level, help="DEBUG, INFO, WARNING or ERROR")
         return parser
 
@@ -76,6 +76,47 @@ def cli_command(name: str, **options: Any) -> Callable[[Callable[[argparse.Names
         options: The other fields of `Command`.
     """
     return lambda run: Command(name, run, **options)
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+Argument: TypeAlias = Callable[[Any], object]
+"""Adds itself to a parser, or to a group of one."""
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """An argument as `argparse` describes it."""
+    return lambda parser: parser.add_argument(*names, **options)
+
+
+def one_of(*arguments: Argument) -> Argument:
+    """Arguments of which one at most may be given."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        group = parser.add_mutually_exclusive_group()
+        for each in arguments:
+            each(group)
+
+    return add
+
+
+def verbs(
+    meanings: Mapping[str, str], arguments: Mapping[str, Sequence[Argument]], *, examples: str, required: bool = False
+) -> Argument:
+    """Verbs of a command: what each does, and its own arguments."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        every = parser.add_subparsers(dest="verb", required=required, metavar=f"{{{','.join(meanings)}}}")
+        for verb, what in meanings.items():
+            own = every.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=examples)
+            for each in arguments[verb]:
+                each(own)
+
+    return add
+
+
+# ---------------------------------------------------------------------- answers
 
 
 def say(command: str, text: str) -> None:

@@ -20,7 +20,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urldefrag
 
-from agentlightning.cli.command import CommandParser, cli_command, port_number
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    port_number,
+)
 from agentlightning.cli.stores import first_response, is_remote, open_store
 from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
 from agentlightning.errors import IncompatibleStore
@@ -43,17 +47,6 @@ SIGNPOST = """\
 """
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server or a database")
-    parser.add_argument(
-        "--port", type=port_number, default=0, help="port on which a file is served; a free one by default"
-    )
-    parser.add_argument("--no-browser", action="store_true", help="only say where the page is")
-    parser.add_argument(
-        "--allow-changes", action="store_true", help="let people cancel, retry and requeue the rollouts of a file"
-    )
-
-
 @cli_command(
     "dashboard",
     description="Look at a store in the browser: runs, rollouts with their conversations and tokens, prompts, workers.",
@@ -68,7 +61,14 @@ A file is shown to whoever has the printed address, which holds a token; keep it
 The store of a training of yours on this machine needs no more; of another server that wants a token, the page asks
 for it.
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument("store", metavar="STORE", help="the store file, or the address of a server or a database"),
+        argument("--port", type=port_number, default=0, help="port on which a file is served; a free one by default"),
+        argument("--no-browser", action="store_true", help="only say where the page is"),
+        argument(
+            "--allow-changes", action="store_true", help="let people cancel, retry and requeue the rollouts of a file"
+        ),
+    ),
 )
 def main(arguments: argparse.Namespace) -> int | None:
     # A browser needs a window to open; one for the terminal would take ours.

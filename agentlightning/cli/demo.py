@@ -29,7 +29,7 @@ from agentlightning.algorithm.comparison import Estimate, gain_summary
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.cli import INTERRUPTED, TERMINATED
 from agentlightning.cli.command import (
-    CommandParser,
+    argument,
     cli_command,
     finite_number,
     named_path,
@@ -88,38 +88,6 @@ def _outcomes(finished: FinishedRollout) -> list[Any]:
     return list(example_part("phases").outcomes(messages, finished.rollout.input))
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--folder", type=named_path, help="folder of the store and the trained model; a new temporary one by default"
-    )
-    parser.add_argument(
-        "--seed",
-        type=_seed,
-        default=0,
-        help="seed of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that runs of "
-        "the same seed take different numbers of steps",
-    )
-    parser.add_argument(
-        "--questions", type=int, choices=tuple(TASKS_PER_STEP), default=QUESTIONS, help="questions in one conversation"
-    )
-    parser.add_argument(
-        "--reward",
-        choices=tuple(MOST_STEPS),
-        default=ANSWERS,
-        help="the share of right answers, or the control: 0 or 1 by chance, from which nothing can be learned",
-    )
-    parser.add_argument(
-        "--steps",
-        type=positive_number,
-        help=f"at most; {MOST_STEPS[ANSWERS]}, or {MOST_STEPS[RANDOM]} with random rewards",
-    )
-    parser.add_argument("--target", type=_target, default=TARGET, help="mean reward to stop at")
-    parser.add_argument("--runners", type=positive_number, default=1, help="processes that run the agent")
-    parser.add_argument("--concurrency", type=positive_number, default=24, help="rollouts at once in each")
-    parser.add_argument("--resume", action="store_true", help="go on with what is in --folder")
-    parser.add_argument("--json", action="store_true", help="events for machines instead of the live view")
-
-
 def _target(text: str) -> float:
     number = finite_number(text)
     if not 0 < number <= 1:
@@ -145,7 +113,43 @@ examples:
   agl demo --folder calc --seed 3      keep the store and the trained model in the folder calc
   agl serve calc/model                 serve what it learned
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument(
+            "--folder",
+            type=named_path,
+            help="folder of the store and the trained model; a new temporary one by default",
+        ),
+        argument(
+            "--seed",
+            type=_seed,
+            default=0,
+            help="seed of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that runs "
+            "of the same seed take different numbers of steps",
+        ),
+        argument(
+            "--questions",
+            type=int,
+            choices=tuple(TASKS_PER_STEP),
+            default=QUESTIONS,
+            help="questions in one conversation",
+        ),
+        argument(
+            "--reward",
+            choices=tuple(MOST_STEPS),
+            default=ANSWERS,
+            help="the share of right answers, or the control: 0 or 1 by chance, from which nothing can be learned",
+        ),
+        argument(
+            "--steps",
+            type=positive_number,
+            help=f"at most; {MOST_STEPS[ANSWERS]}, or {MOST_STEPS[RANDOM]} with random rewards",
+        ),
+        argument("--target", type=_target, default=TARGET, help="mean reward to stop at"),
+        argument("--runners", type=positive_number, default=1, help="processes that run the agent"),
+        argument("--concurrency", type=positive_number, default=24, help="rollouts at once in each"),
+        argument("--resume", action="store_true", help="go on with what is in --folder"),
+        argument("--json", action="store_true", help="events for machines instead of the live view"),
+    ),
 )
 def main(arguments: argparse.Namespace) -> int:
     missing = [name for name in ("torch", "safetensors", "openai") if importlib.util.find_spec(name) is None]

@@ -20,7 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agentlightning.cli.command import CommandParser, cli_command, print_json
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    print_json,
+)
 from agentlightning.litagent import rollout
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer
@@ -227,10 +231,6 @@ def _one_rollout() -> Check:
     return Check("rollout", "a task went to an agent, and its reward came back")
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one line of JSON")
-
-
 @cli_command(
     "doctor",
     description="Look at the installation: what is there, what is missing, and what would get in the way.",
@@ -238,7 +238,7 @@ def _add_arguments(parser: CommandParser) -> None:
 examples:
   agl doctor           a line for each thing that was looked at; exit code 1 if something is wrong
   agl doctor --json    the same as one line of JSON""",
-    arguments=_add_arguments,
+    arguments=(argument("--json", action="store_true", help="one line of JSON"),),
 )
 def main(arguments: argparse.Namespace) -> int:
     checks = []

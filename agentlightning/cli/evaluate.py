@@ -21,10 +21,11 @@ from agentlightning.algorithm.comparison import FailedChoice, FailedReward, chec
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.cli import TERMINATED
 from agentlightning.cli.command import (
-    CommandParser,
     amount,
+    argument,
     cli_command,
     named_path,
+    one_of,
     positive_number,
     print_json,
     seconds,
@@ -40,37 +41,6 @@ from agentlightning.trainer import Trainer
 from agentlightning.types import NamedResources, PromptTemplate, RolloutConfig
 
 MOST_ERRORS: Final = 3
-
-
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "target", metavar="MODEL_OR_ENDPOINT", help="tiny, smollm2, a folder with a model or checkpoints, or a URL"
-    )
-    parser.add_argument("--agent", required=True, metavar="MODULE:AGENT", help="a function, or a LitAgent")
-    parser.add_argument(
-        "--data", required=True, type=named_path, metavar="FILE", help="tasks, one in JSON on each line"
-    )
-    parser.add_argument("--n", type=positive_number, metavar="N", help="the first so many tasks; all by default")
-    parser.add_argument("--model", metavar="NAME", help="name of the model at the endpoint")
-    parser.add_argument("--temperature", type=amount, default=0.0, help="temperature of every call")
-    parser.add_argument(
-        "--failed",
-        type=_failed_reward,
-        default="worst",
-        metavar="worst|skip|NUMBER",
-        help="reward of a rollout that failed",
-    )
-    parser.add_argument("--prompt", type=named_path, metavar="FILE", help="given to the agent as prompt_template")
-    parser.add_argument("--store", metavar="FILE", help="SQLite file to keep what happened in; forgotten by default")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="take the checkpoint that is best by validation")
-    which.add_argument("--step", type=whole_number, metavar="N", help="take the checkpoint after this step")
-    parser.add_argument("--policy", metavar="NAME", help="take this model, where a checkpoint has several")
-    parser.add_argument("--runners", type=positive_number, default=1, help="processes that run the agent")
-    parser.add_argument("--concurrency", type=positive_number, default=16, help="rollouts at once in each")
-    parser.add_argument("--timeout", type=seconds, default=600.0, help="seconds a rollout may take")
-    parser.add_argument("--device", default="auto", help="device of a model that is served here")
-    parser.add_argument("--json", action="store_true", help="one line of JSON")
 
 
 def _failed_reward(text: str) -> FailedReward:
@@ -97,7 +67,35 @@ The data has a task in JSON on each line. A rollout that fails counts as the wor
 the others if that is negative; --failed says otherwise.
 The key of an endpoint is taken from OPENAI_API_KEY.
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument(
+            "target", metavar="MODEL_OR_ENDPOINT", help="tiny, smollm2, a folder with a model or checkpoints, or a URL"
+        ),
+        argument("--agent", required=True, metavar="MODULE:AGENT", help="a function, or a LitAgent"),
+        argument("--data", required=True, type=named_path, metavar="FILE", help="tasks, one in JSON on each line"),
+        argument("--n", type=positive_number, metavar="N", help="the first so many tasks; all by default"),
+        argument("--model", metavar="NAME", help="name of the model at the endpoint"),
+        argument("--temperature", type=amount, default=0.0, help="temperature of every call"),
+        argument(
+            "--failed",
+            type=_failed_reward,
+            default="worst",
+            metavar="worst|skip|NUMBER",
+            help="reward of a rollout that failed",
+        ),
+        argument("--prompt", type=named_path, metavar="FILE", help="given to the agent as prompt_template"),
+        argument("--store", metavar="FILE", help="SQLite file to keep what happened in; forgotten by default"),
+        one_of(
+            argument("--best", action="store_true", help="take the checkpoint that is best by validation"),
+            argument("--step", type=whole_number, metavar="N", help="take the checkpoint after this step"),
+        ),
+        argument("--policy", metavar="NAME", help="take this model, where a checkpoint has several"),
+        argument("--runners", type=positive_number, default=1, help="processes that run the agent"),
+        argument("--concurrency", type=positive_number, default=16, help="rollouts at once in each"),
+        argument("--timeout", type=seconds, default=600.0, help="seconds a rollout may take"),
+        argument("--device", default="auto", help="device of a model that is served here"),
+        argument("--json", action="store_true", help="one line of JSON"),
+    ),
     log_level="ERROR",
     # Failed rollouts stand in the report, and what ends the evaluation is the last line.
     quiet_loggers=("agentlightning.runner.failures", "agentlightning.trainer.trainer"),

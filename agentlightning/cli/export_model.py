@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from agentlightning.cli.command import CommandParser, cli_command, named_path, whole_number
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    named_path,
+    one_of,
+    whole_number,
+)
 from agentlightning.engine.embedded import MODEL_FILES, NAMED_MODELS
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.installation import install_command
@@ -33,25 +39,6 @@ class Choice:
     """Of the weights that are written; None writes each as exact as it is."""
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "checkpoint", type=named_path, help="the checkpoints of a training, a folder with a model, tiny or smollm2"
-    )
-    parser.add_argument(
-        "out", type=named_path, help="folder for the model; one that is there is replaced if it holds one"
-    )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="the best by validation, instead of the newest")
-    which.add_argument("--step", type=whole_number, metavar="N", help="the one after this step")
-    parser.add_argument("--policy", metavar="NAME", help="which model, where several were trained")
-    parser.add_argument("--base", metavar="MODEL", help="folder of the model that was trained, if it has moved since")
-    parser.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float16"),
-        help="write a Hugging Face model in 16 bits, rounded by chance; by default every weight is written exactly",
-    )
-
-
 @cli_command(
     "export-model",
     description="Write a trained model as a folder of its own.",
@@ -68,7 +55,23 @@ examples:
 The folder is that of a Hugging Face model, which transformers and vLLM load as well: safetensors, with adapters merged
 into the weights, a tokenizer and its chat template. A tiny model is written as a Starcoder2. Nothing is downloaded.
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument(
+            "checkpoint", type=named_path, help="the checkpoints of a training, a folder with a model, tiny or smollm2"
+        ),
+        argument("out", type=named_path, help="folder for the model; one that is there is replaced if it holds one"),
+        one_of(
+            argument("--best", action="store_true", help="the best by validation, instead of the newest"),
+            argument("--step", type=whole_number, metavar="N", help="the one after this step"),
+        ),
+        argument("--policy", metavar="NAME", help="which model, where several were trained"),
+        argument("--base", metavar="MODEL", help="folder of the model that was trained, if it has moved since"),
+        argument(
+            "--dtype",
+            choices=("bfloat16", "float16"),
+            help="write a Hugging Face model in 16 bits, rounded by chance; by default every weight is written exactly",
+        ),
+    ),
 )
 def main(arguments: argparse.Namespace) -> None:
     choice = Choice(arguments.step, arguments.best, arguments.policy, arguments.base, arguments.dtype)

@@ -13,7 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.cli.command import CommandParser, cli_command
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+)
 from agentlightning.cli.stores import for_reading, open_store
 from agentlightning.cli.why import judged
 from agentlightning.errors import AgentLightningError, ConfigurationError
@@ -164,12 +167,6 @@ def _texts(resources: NamedResources) -> list[str]:
     return lines
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("store", metavar="STORE", help="a server's address, a file, or postgresql://…")
-    parser.add_argument("--token", help="token that the server requires (default: AGL_STORE_TOKEN)")
-    parser.add_argument("--allow-evaluation", action="store_true", help="add a tool that runs agents with `agl eval`")
-
-
 @cli_command(
     "mcp",
     description="Show a store to coding agents: runs, verdicts, rollouts and diffs as tools (Model Context Protocol).",
@@ -180,7 +177,11 @@ examples:
   agl mcp runs.db --allow-evaluation           and one that runs `agl eval`, with agents of this folder
 
 In the configuration of a coding agent: {"command": "agl", "args": ["mcp", "runs.db"]}""",
-    arguments=_add_arguments,
+    arguments=(
+        argument("store", metavar="STORE", help="a server's address, a file, or postgresql://…"),
+        argument("--token", help="token that the server requires (default: AGL_STORE_TOKEN)"),
+        argument("--allow-evaluation", action="store_true", help="add a tool that runs agents with `agl eval`"),
+    ),
 )
 def main(arguments: argparse.Namespace) -> int:
     try:

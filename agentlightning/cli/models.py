@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from agentlightning.cli.command import amount, named_path, whole_number
+from agentlightning.cli.command import Argument, amount, argument, named_path, whole_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import Budget, ModelConfig
 
@@ -36,30 +36,32 @@ class Models:
     """The rest of LiteLLM's file."""
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options by which models, and what may be spent on them, are said."""
-    parser.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME=WHERE",
-        default=[],
-        help="a model: NAME=URL, NAME=provider/model@URL or NAME=provider/model; may be repeated, also for one name",
-    )
-    parser.add_argument(
-        "--config", type=named_path, metavar="FILE", help="models in a file, YAML or JSON, with LiteLLM's model_list"
-    )
-    add_budget_arguments(parser, "max", "each rollout may spend; no limit by default")
-
-
-def add_budget_arguments(parser: argparse.ArgumentParser, prefix: str, words: str) -> None:
+def budget_arguments(prefix: str, words: str) -> list[Argument]:
     """Options that limit what may be spent, which `budget_of` reads.
 
     Args:
         words: What stands behind the name of the limit in the help.
     """
-    for name, kind in _BUDGETS.items():
-        what = "money" if name == "cost" else name
-        parser.add_argument(f"--{prefix}-{name}", type=kind, metavar="N", help=f"{what} {words}")
+    return [
+        argument(f"--{prefix}-{name}", type=kind, metavar="N", help=f"{'money' if name == 'cost' else name} {words}")
+        for name, kind in _BUDGETS.items()
+    ]
+
+
+MODEL_ARGUMENTS: Final = (
+    argument(
+        "--model",
+        action="append",
+        metavar="NAME=WHERE",
+        default=[],
+        help="a model: NAME=URL, NAME=provider/model@URL or NAME=provider/model; may be repeated, also for one name",
+    ),
+    argument(
+        "--config", type=named_path, metavar="FILE", help="models in a file, YAML or JSON, with LiteLLM's model_list"
+    ),
+    *budget_arguments("max", "each rollout may spend; no limit by default"),
+)
+"""Options by which models, and what may be spent on them, are said."""
 
 
 def budget_of(arguments: argparse.Namespace, prefix: str = "max") -> Budget | None:

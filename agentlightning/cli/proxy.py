@@ -5,8 +5,15 @@ import asyncio
 import signal
 from typing import Any, Final
 
-from agentlightning.cli.command import CommandParser, cli_command, port_number, say, seconds, whole_number
-from agentlightning.cli.models import FORMS, Models, add_budget_arguments, add_model_arguments, budget_of, models_of
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    port_number,
+    say,
+    seconds,
+    whole_number,
+)
+from agentlightning.cli.models import FORMS, MODEL_ARGUMENTS, Models, budget_arguments, budget_of, models_of
 from agentlightning.cli.stores import open_store, outage_of
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
@@ -18,37 +25,6 @@ from agentlightning.utils.server_launcher import ending_signal, tune_process
 
 DEFAULT_PORT: Final = 4749
 DEFAULT_RETRIES: Final = 2
-
-
-def _add_arguments(parser: CommandParser) -> None:
-    add_model_arguments(parser)
-    add_budget_arguments(parser, "run-max", "that all may spend together")
-    parser.add_argument("--store", help="where calls are recorded: http://host:4747, a file, or sqlite:///path")
-    parser.add_argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides")
-    parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
-    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
-    parser.add_argument("--access-host", metavar="HOST", help="address that agents are told, if not the bound one")
-    parser.add_argument(
-        "--api-key", help="key that callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides"
-    )
-    parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
-    parser.add_argument(
-        "--retries",
-        type=whole_number,
-        metavar="N",
-        help=f"of failed calls (default: num_retries of --config, or {DEFAULT_RETRIES})",
-    )
-    parser.add_argument(
-        "--deadline",
-        type=seconds,
-        metavar="SECONDS",
-        help="time until an answer begins, retries included (default: request_timeout of --config, or "
-        f"{DEFAULT_DEADLINE_SECONDS:g})",
-    )
-    parser.add_argument(
-        "--replay", action="store_true", help="answer calls that an earlier attempt of the rollout made from the record"
-    )
-    parser.add_argument("--raw-spans", action="store_true", help="also store the bodies of calls as they were sent")
 
 
 @cli_command(
@@ -66,7 +42,36 @@ Agents call http://127.0.0.1:4749/rollout/ROLLOUT_ID/attempt/ATTEMPT_ID/v1; the 
 Keys of providers come from the environment (OPENAI_API_KEY, ANTHROPIC_API_KEY, ...) and never reach an agent.
 Ctrl-C lets calls in flight finish and stores them; a second one ends at once.
 """,
-    arguments=_add_arguments,
+    arguments=(
+        *MODEL_ARGUMENTS,
+        *budget_arguments("run-max", "that all may spend together"),
+        argument("--store", help="where calls are recorded: http://host:4747, a file, or sqlite:///path"),
+        argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides"),
+        argument("--host", default="127.0.0.1", help="address to bind; this machine only by default"),
+        argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one"),
+        argument("--access-host", metavar="HOST", help="address that agents are told, if not the bound one"),
+        argument("--api-key", help="key that callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides"),
+        argument("--insecure", action="store_true", help="bind a public address without a key all the same"),
+        argument(
+            "--retries",
+            type=whole_number,
+            metavar="N",
+            help=f"of failed calls (default: num_retries of --config, or {DEFAULT_RETRIES})",
+        ),
+        argument(
+            "--deadline",
+            type=seconds,
+            metavar="SECONDS",
+            help="time until an answer begins, retries included (default: request_timeout of --config, or "
+            f"{DEFAULT_DEADLINE_SECONDS:g})",
+        ),
+        argument(
+            "--replay",
+            action="store_true",
+            help="answer calls that an earlier attempt of the rollout made from the record",
+        ),
+        argument("--raw-spans", action="store_true", help="also store the bodies of calls as they were sent"),
+    ),
     log_level="INFO",
 )
 def main(arguments: argparse.Namespace) -> int:

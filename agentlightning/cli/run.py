@@ -26,8 +26,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentlightning.cli.command import CommandParser, cli_command, print_json, say
-from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    print_json,
+    say,
+)
+from agentlightning.cli.models import MODEL_ARGUMENTS, Models, budget_of, models_of, passed_through
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
 from agentlightning.cli.stores import opened_store
 from agentlightning.emitter import find_final_reward
@@ -70,29 +75,6 @@ _CREDENTIALS: Final = (
 """Variables that would be shown to the proxy instead of the attempt's key, or are none of the program's business."""
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server")
-    parser.add_argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides")
-    parser.add_argument(
-        "--proxy", metavar="URL", help="use a proxy that runs, for the same store; AGL_PROXY_API_KEY is its key"
-    )
-    add_model_arguments(parser)
-    parser.add_argument("--task", metavar="JSON", help="the rollout's input, for AGL_TASK; else it is the command line")
-    parser.add_argument(
-        "--reward", choices=get_args(RewardSource), default="none", help="where the program says how well it did"
-    )
-    parser.add_argument(
-        "--env",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="pass this variable on to the program, which inherits no keys, tokens and passwords; may be repeated",
-    )
-    parser.add_argument("--show", metavar="ROLLOUT_ID", help="show what was recorded of a rollout, and run nothing")
-    parser.add_argument("--json", action="store_true", help="with --show, one JSON object for each span")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-
-
 @cli_command(
     "run",
     usage="agl run [options] -- COMMAND...",
@@ -107,7 +89,28 @@ examples:
 
 The program keeps its terminal, its input and its exit code. What it prints is recorded, unless to a terminal.
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument("--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server"),
+        argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides"),
+        argument(
+            "--proxy", metavar="URL", help="use a proxy that runs, for the same store; AGL_PROXY_API_KEY is its key"
+        ),
+        *MODEL_ARGUMENTS,
+        argument("--task", metavar="JSON", help="the rollout's input, for AGL_TASK; else it is the command line"),
+        argument(
+            "--reward", choices=get_args(RewardSource), default="none", help="where the program says how well it did"
+        ),
+        argument(
+            "--env",
+            metavar="NAME",
+            action="append",
+            default=[],
+            help="pass this variable on to the program, which inherits no keys, tokens and passwords; may be repeated",
+        ),
+        argument("--show", metavar="ROLLOUT_ID", help="show what was recorded of a rollout, and run nothing"),
+        argument("--json", action="store_true", help="with --show, one JSON object for each span"),
+        argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS),
+    ),
     # A program that failed has said so itself, and the report says it again.
     quiet_loggers=("agentlightning.runner.attempt", "agentlightning.runner.failures", "agentlightning.llm_proxy.flush"),
     has_rest=True,

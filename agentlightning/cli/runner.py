@@ -10,7 +10,13 @@ import sys
 import traceback
 from pathlib import Path
 
-from agentlightning.cli.command import CommandParser, amount, cli_command, positive_number, say
+from agentlightning.cli.command import (
+    amount,
+    argument,
+    cli_command,
+    positive_number,
+    say,
+)
 from agentlightning.cli.stores import outage_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution import ClientServerExecutionStrategy
@@ -23,28 +29,6 @@ from agentlightning.trainer.components import checked_agent
 from agentlightning.trainer.roles import RunnerRole
 
 GRACE_SECONDS = 30.0
-
-
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("agent", metavar="MODULE:AGENT", help="the agent: a function, a LitAgent, or a class of one")
-    parser.add_argument("--store", default="http://127.0.0.1:4747", help="the training's store")
-    parser.add_argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides")
-    parser.add_argument("--n-runners", type=positive_number, default=1, help="processes")
-    parser.add_argument("--max-concurrency", type=positive_number, default=1, help="rollouts at once in each")
-    parser.add_argument(
-        "--max-rollouts", type=positive_number, help="leave after so many in each process; never by default"
-    )
-    parser.add_argument("--name", default="Worker", help="beginning of the workers' ids")
-    parser.add_argument(
-        "--grace",
-        type=amount,
-        default=GRACE_SECONDS,
-        metavar="SECONDS",
-        help="how long the last rollouts may take once it leaves",
-    )
-    parser.add_argument(
-        "--allow-poml", action="store_true", help="format POML templates of the store, which are code of who wrote them"
-    )
 
 
 @cli_command(
@@ -60,7 +44,27 @@ examples:
 Ctrl-C or SIGTERM lets running rollouts finish, for --grace seconds; a second one leaves at once. What still ran is
 given back.
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument("agent", metavar="MODULE:AGENT", help="the agent: a function, a LitAgent, or a class of one"),
+        argument("--store", default="http://127.0.0.1:4747", help="the training's store"),
+        argument("--token", help="token of the store; better given as AGL_STORE_TOKEN, which `ps` hides"),
+        argument("--n-runners", type=positive_number, default=1, help="processes"),
+        argument("--max-concurrency", type=positive_number, default=1, help="rollouts at once in each"),
+        argument("--max-rollouts", type=positive_number, help="leave after so many in each process; never by default"),
+        argument("--name", default="Worker", help="beginning of the workers' ids"),
+        argument(
+            "--grace",
+            type=amount,
+            default=GRACE_SECONDS,
+            metavar="SECONDS",
+            help="how long the last rollouts may take once it leaves",
+        ),
+        argument(
+            "--allow-poml",
+            action="store_true",
+            help="format POML templates of the store, which are code of who wrote them",
+        ),
+    ),
     log_level="INFO",
 )
 def main(arguments: argparse.Namespace) -> int:

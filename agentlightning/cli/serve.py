@@ -4,7 +4,13 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from agentlightning.cli.command import CommandParser, cli_command, port_number, positive_number, say
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    port_number,
+    positive_number,
+    say,
+)
 from agentlightning.cli.export_model import check_torch
 from agentlightning.engine.embedded import check_model
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
@@ -13,45 +19,6 @@ from agentlightning.store.http.tokens import refuse_open_address
 
 DEFAULT_PORT: Final = 4750
 DEFAULT_SEQUENCES: Final = 64
-
-
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("model", help="tiny, smollm2, or a folder with a checkpoint or a Hugging Face model")
-    parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
-    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
-    parser.add_argument("--name", help="name of the model for callers; its own by default")
-    parser.add_argument(
-        "--max-sequences",
-        type=positive_number,
-        default=DEFAULT_SEQUENCES,
-        metavar="N",
-        help="sampled together at most; others wait",
-    )
-    parser.add_argument(
-        "--max-length",
-        type=positive_number,
-        metavar="TOKENS",
-        help="tokens of prompt and answer together, if fewer than the model takes",
-    )
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: a GPU for large models)")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="precision of a Hugging Face model (default: by device)",
-    )
-    parser.add_argument(
-        "--threads", type=positive_number, default=1, metavar="N", help="threads that compute one operation"
-    )
-    parser.add_argument(
-        "--api-key", help="key that callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides"
-    )
-    parser.add_argument(
-        "--weights-folder",
-        metavar="DIR",
-        help="take new weights (POST /agl/weights) from files in this folder, with the key AGL_ENGINE_WEIGHTS_KEY",
-    )
-    parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
 
 
 @cli_command(
@@ -66,7 +33,40 @@ examples:
 
 Nothing is downloaded. Ctrl-C lets calls in flight finish; a second one ends at once.
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument("model", help="tiny, smollm2, or a folder with a checkpoint or a Hugging Face model"),
+        argument("--host", default="127.0.0.1", help="address to bind; this machine only by default"),
+        argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one"),
+        argument("--name", help="name of the model for callers; its own by default"),
+        argument(
+            "--max-sequences",
+            type=positive_number,
+            default=DEFAULT_SEQUENCES,
+            metavar="N",
+            help="sampled together at most; others wait",
+        ),
+        argument(
+            "--max-length",
+            type=positive_number,
+            metavar="TOKENS",
+            help="tokens of prompt and answer together, if fewer than the model takes",
+        ),
+        argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: a GPU for large models)"),
+        argument(
+            "--dtype",
+            default="auto",
+            choices=("auto", "float32", "bfloat16", "float16"),
+            help="precision of a Hugging Face model (default: by device)",
+        ),
+        argument("--threads", type=positive_number, default=1, metavar="N", help="threads that compute one operation"),
+        argument("--api-key", help="key that callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides"),
+        argument(
+            "--weights-folder",
+            metavar="DIR",
+            help="take new weights (POST /agl/weights) from files in this folder, with the key AGL_ENGINE_WEIGHTS_KEY",
+        ),
+        argument("--insecure", action="store_true", help="bind a public address without a key all the same"),
+    ),
     log_level="INFO",
 )
 def main(arguments: argparse.Namespace) -> int:

@@ -6,14 +6,14 @@ import gc
 import signal
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from agentlightning.cli.command import (
-    CommandParser,
+    argument,
     cli_command,
     named_path,
     port_number,
@@ -21,6 +21,7 @@ from agentlightning.cli.command import (
     print_json,
     say,
     seconds,
+    verbs,
 )
 from agentlightning.cli.stores import (
     existing_file,
@@ -70,58 +71,71 @@ VERBS = {
 }
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
-    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
-    parser.add_argument("--backend", choices=["memory", "sqlite", "postgres"], help="sqlite with --path, else memory")
-    parser.add_argument("--path", type=named_path, help=f"the SQLite file (default: {DEFAULT_SQLITE_PATH})")
-    parser.add_argument("--dsn", help="the PostgreSQL database, without a password (default: as PGHOST etc. say)")
-    parser.add_argument("--token", help="key that callers must show; better given as AGL_STORE_TOKEN, which `ps` hides")
-    parser.add_argument("--insecure", action="store_true", help="bind a public address without a token all the same")
-    parser.add_argument("--cors-origin", action="append", help="let web pages of this origin call; may be repeated")
-    parser.add_argument(
-        "--lost-worker-seconds",
-        type=seconds,
-        default=LOST_WORKER_SECONDS,
-        metavar="SECONDS",
-        help="how long a worker with heartbeats may be silent until its work is given to others (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--max-attempt-bytes",
-        type=positive_number,
-        default=DEFAULT_MAX_ATTEMPT_BYTES,
-        metavar="BYTES",
-        help="how much the spans of one attempt may take (default: %(default)d)",
-    )
-    parser.add_argument(
-        "--max-attempt-spans",
-        type=positive_number,
-        default=DEFAULT_MAX_ATTEMPT_SPANS,
-        metavar="SPANS",
-        help="how many spans one attempt may have (default: %(default)d)",
-    )
-    parser.add_argument("--n-workers", type=positive_number, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--tracker", action="append", choices=["prometheus"], help=argparse.SUPPRESS)
-    verbs = parser.add_subparsers(dest="verb", metavar=f"{{{','.join(VERBS)}}}")
-    for verb, what in VERBS.items():
-        command = verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=EXAMPLES)
-        places = "a server or a database" if verb == "status" else "a database"
-        command.add_argument("path", help=f"the store file, or the address of {places}")
-        if verb == "status":
-            ours = "token that the server requires (default: AGL_STORE_TOKEN)"
-            command.add_argument("--token", default=argparse.SUPPRESS, help=ours)
-        else:
-            command.add_argument("file", type=named_path, help="the copy" if verb == "backup" else "the JSON lines")
-        if verb in ("backup", "export"):
-            command.add_argument("--force", action="store_true", help=f"replace an earlier {verb} of this name")
-        command.add_argument("--json", action="store_true", help="one line of JSON")
+_COPIED: Final = argument("path", help="the store file, or the address of a database")
+_JSON: Final = argument("--json", action="store_true", help="one line of JSON")
+_ARGUMENTS_OF_VERBS: Final = {
+    "status": (
+        argument("path", help="the store file, or the address of a server or a database"),
+        argument(
+            "--token", default=argparse.SUPPRESS, help="token that the server requires (default: AGL_STORE_TOKEN)"
+        ),
+        _JSON,
+    ),
+    "backup": (
+        _COPIED,
+        argument("file", type=named_path, help="the copy"),
+        argument("--force", action="store_true", help="replace an earlier backup of this name"),
+        _JSON,
+    ),
+    "export": (
+        _COPIED,
+        argument("file", type=named_path, help="the JSON lines"),
+        argument("--force", action="store_true", help="replace an earlier export of this name"),
+        _JSON,
+    ),
+    "import": (_COPIED, argument("file", type=named_path, help="the JSON lines"), _JSON),
+}
 
 
 @cli_command(
     "store",
     description="Serve a store. With a verb: look into a store, copy it, move it.",
     examples=EXAMPLES,
-    arguments=_add_arguments,
+    arguments=(
+        argument("--host", default="127.0.0.1", help="address to bind; this machine only by default"),
+        argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one"),
+        argument("--backend", choices=["memory", "sqlite", "postgres"], help="sqlite with --path, else memory"),
+        argument("--path", type=named_path, help=f"the SQLite file (default: {DEFAULT_SQLITE_PATH})"),
+        argument("--dsn", help="the PostgreSQL database, without a password (default: as PGHOST etc. say)"),
+        argument("--token", help="key that callers must show; better given as AGL_STORE_TOKEN, which `ps` hides"),
+        argument("--insecure", action="store_true", help="bind a public address without a token all the same"),
+        argument("--cors-origin", action="append", help="let web pages of this origin call; may be repeated"),
+        argument(
+            "--lost-worker-seconds",
+            type=seconds,
+            default=LOST_WORKER_SECONDS,
+            metavar="SECONDS",
+            help="how long a worker with heartbeats may be silent until its work is given to others (default: "
+            "%(default)g)",
+        ),
+        argument(
+            "--max-attempt-bytes",
+            type=positive_number,
+            default=DEFAULT_MAX_ATTEMPT_BYTES,
+            metavar="BYTES",
+            help="how much the spans of one attempt may take (default: %(default)d)",
+        ),
+        argument(
+            "--max-attempt-spans",
+            type=positive_number,
+            default=DEFAULT_MAX_ATTEMPT_SPANS,
+            metavar="SPANS",
+            help="how many spans one attempt may have (default: %(default)d)",
+        ),
+        argument("--n-workers", type=positive_number, default=1, help=argparse.SUPPRESS),
+        argument("--tracker", action="append", choices=["prometheus"], help=argparse.SUPPRESS),
+        verbs(VERBS, _ARGUMENTS_OF_VERBS, examples=EXAMPLES),
+    ),
     log_level="INFO",
 )
 def main(arguments: argparse.Namespace) -> int | None:

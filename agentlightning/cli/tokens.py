@@ -9,8 +9,9 @@ import secrets
 import sys
 import time
 from datetime import datetime, timezone
+from typing import Final
 
-from agentlightning.cli.command import CommandParser, cli_command, print_json
+from agentlightning.cli.command import Argument, argument, cli_command, print_json, verbs
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.http.tokens import Scope, describe_token, sign_token
@@ -34,7 +35,6 @@ VERBS = {
     "attempt": "sign a token that permits to write the spans of one attempt",
     "show": "tell what a signed token says, without checking who signed it",
 }
-DEFAULT_EXPIRY = {"runner": "24h", "reader": "24h", "attempt": "1h"}
 MASTER_TOKEN_BYTES = 32
 
 
@@ -45,29 +45,40 @@ def _seconds(duration: str) -> int:
     return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar=f"{{{','.join(VERBS)}}}")
-    for verb, what in VERBS.items():
-        command = verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=EXAMPLES)
-        if verb == "attempt":
-            command.add_argument("rollout_id", metavar="ROLLOUT_ID")
-            command.add_argument("attempt_id", metavar="ATTEMPT_ID")
-        if verb == "show":
-            command.add_argument("signed", metavar="TOKEN", help="the token, or - to read it from standard input")
-            command.add_argument("--json", action="store_true", help="one line of JSON")
-        if verb in DEFAULT_EXPIRY:
-            expiry = DEFAULT_EXPIRY[verb]
-            told = f"how long it is valid; {expiry} by default"
-            command.add_argument("--expires", type=_seconds, default=expiry, metavar="DURATION", help=told)
-            told = "the server's master token; AGL_STORE_TOKEN by default"
-            command.add_argument("--token", metavar="SECRET", help=told)
+def _signing(expiry: str) -> tuple[Argument, Argument]:
+    return (
+        argument(
+            "--expires",
+            type=_seconds,
+            default=expiry,
+            metavar="DURATION",
+            help=f"how long it is valid; {expiry} by default",
+        ),
+        argument("--token", metavar="SECRET", help="the server's master token; AGL_STORE_TOKEN by default"),
+    )
+
+
+_ARGUMENTS_OF_VERBS: Final = {
+    "new": (),
+    "runner": _signing("24h"),
+    "reader": _signing("24h"),
+    "attempt": (
+        argument("rollout_id", metavar="ROLLOUT_ID"),
+        argument("attempt_id", metavar="ATTEMPT_ID"),
+        *_signing("1h"),
+    ),
+    "show": (
+        argument("signed", metavar="TOKEN", help="the token, or - to read it from standard input"),
+        argument("--json", action="store_true", help="one line of JSON"),
+    ),
+}
 
 
 @cli_command(
     "tokens",
     description="Make and read the tokens that a store server asks for.",
     examples=EXAMPLES,
-    arguments=_add_arguments,
+    arguments=(verbs(VERBS, _ARGUMENTS_OF_VERBS, examples=EXAMPLES, required=True),),
 )
 def main(arguments: argparse.Namespace) -> None:
     if arguments.verb == "show":

@@ -20,7 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agentlightning.cli.command import CommandParser, cli_command, port_number, positive_number, say
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    port_number,
+    positive_number,
+    say,
+)
 from agentlightning.engine.vllm.options import (
     DEFAULT_MEMORY,
     KEY_VARIABLE,
@@ -40,46 +46,6 @@ DEFAULT_NAME: Final = "policy"
 """What GRPO calls a single model."""
 DEFAULT_SEQUENCES: Final = 64
 _KEY_BYTES: Final = 32
-
-
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="the folder of a Hugging Face model")
-    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="port of the server")
-    parser.add_argument("--name", default=DEFAULT_NAME, help="name of the model for callers")
-    parser.add_argument(
-        "--lora-rank", type=positive_number, metavar="R", help="take adapters up to this rank, and no full weights"
-    )
-    parser.add_argument(
-        "--max-sequences",
-        type=positive_number,
-        default=DEFAULT_SEQUENCES,
-        metavar="N",
-        help="sampled together at most; others wait",
-    )
-    parser.add_argument(
-        "--max-length", type=positive_number, metavar="TOKENS", help="tokens of prompt and answer together"
-    )
-    parser.add_argument(
-        "--memory",
-        type=float,
-        default=DEFAULT_MEMORY,
-        metavar="SHARE",
-        help="share of the GPU's memory; the learner needs the rest",
-    )
-    parser.add_argument(
-        "--transfer",
-        choices=("ipc", "nccl"),
-        default="ipc",
-        help="how full weights come: ipc from the learner on the same GPU, nccl from one on another",
-    )
-    parser.add_argument(
-        "--host",
-        default=LOOPBACK,
-        metavar="ADDRESS",
-        help="listen there, with --transfer nccl, for a learner on another machine; only in a network you trust",
-    )
-    parser.add_argument("--sleep", action="store_true", help="let a training have the memory while it learns")
-    parser.add_argument("--print", action="store_true", help="show the command and its environment, and start nothing")
 
 
 def _passed_on(given: Sequence[str]) -> int | None:
@@ -120,7 +86,43 @@ examples:
   agl vllm serve --help                                     what vLLM itself has to say
   agl proxy --model qwen=hosted_vllm/Qwen/Qwen2.5-0.5B-Instruct@http://127.0.0.1:8000/v1     the proxy before it
 """,
-    arguments=_add_arguments,
+    arguments=(
+        argument("model", metavar="MODEL", help="the folder of a Hugging Face model"),
+        argument("--port", type=port_number, default=DEFAULT_PORT, help="port of the server"),
+        argument("--name", default=DEFAULT_NAME, help="name of the model for callers"),
+        argument(
+            "--lora-rank", type=positive_number, metavar="R", help="take adapters up to this rank, and no full weights"
+        ),
+        argument(
+            "--max-sequences",
+            type=positive_number,
+            default=DEFAULT_SEQUENCES,
+            metavar="N",
+            help="sampled together at most; others wait",
+        ),
+        argument("--max-length", type=positive_number, metavar="TOKENS", help="tokens of prompt and answer together"),
+        argument(
+            "--memory",
+            type=float,
+            default=DEFAULT_MEMORY,
+            metavar="SHARE",
+            help="share of the GPU's memory; the learner needs the rest",
+        ),
+        argument(
+            "--transfer",
+            choices=("ipc", "nccl"),
+            default="ipc",
+            help="how full weights come: ipc from the learner on the same GPU, nccl from one on another",
+        ),
+        argument(
+            "--host",
+            default=LOOPBACK,
+            metavar="ADDRESS",
+            help="listen there, with --transfer nccl, for a learner on another machine; only in a network you trust",
+        ),
+        argument("--sleep", action="store_true", help="let a training have the memory while it learns"),
+        argument("--print", action="store_true", help="show the command and its environment, and start nothing"),
+    ),
     has_rest=True,
     passed_on=_passed_on,
 )

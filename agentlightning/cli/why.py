@@ -5,21 +5,16 @@ import asyncio
 import sys
 from typing import Any
 
-from agentlightning.cli.command import CommandParser, cli_command, print_json
+from agentlightning.cli.command import (
+    argument,
+    cli_command,
+    print_json,
+)
 from agentlightning.cli.stores import for_reading, opened_store
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import printable
 from agentlightning.store import LightningStore
 from agentlightning.verdict import verdict_of_rollout, verdict_of_run
-
-
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("store", metavar="STORE", help="a server's address, a file, or postgresql://…")
-    parser.add_argument(
-        "id", metavar="RUN|ROLLOUT", nargs="?", help="id of the run or rollout; the newest run by default"
-    )
-    parser.add_argument("--token", help="token that the server requires (default: AGL_STORE_TOKEN)")
-    parser.add_argument("--json", action="store_true", help="one line of JSON")
 
 
 @cli_command(
@@ -33,7 +28,12 @@ examples:
   agl why runs.db --json                   the same as one line of JSON
 
 docs/how-to/my-agent-does-not-learn.md has every finding, what it means and what to do.""",
-    arguments=_add_arguments,
+    arguments=(
+        argument("store", metavar="STORE", help="a server's address, a file, or postgresql://…"),
+        argument("id", metavar="RUN|ROLLOUT", nargs="?", help="id of the run or rollout; the newest run by default"),
+        argument("--token", help="token that the server requires (default: AGL_STORE_TOKEN)"),
+        argument("--json", action="store_true", help="one line of JSON"),
+    ),
 )
 def main(arguments: argparse.Namespace) -> int:
     access = for_reading(arguments.store, arguments.token)

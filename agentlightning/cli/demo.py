@@ -123,8 +123,8 @@ examples:
             "--seed",
             type=_seed,
             default=0,
-            help="seed of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that runs "
-            "of the same seed take different numbers of steps",
+            help="seed of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that "
+            "runs of the same seed take different numbers of steps",
         ),
         argument(
             "--questions",

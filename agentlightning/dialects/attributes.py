@@ -200,8 +200,9 @@ def write_tools(attributes: Attributes, tools: Iterable[ToolParts]) -> None:
         attributes[f"{here}.parameters"] = as_json(schema or {})
 
 
-def write_response(attributes: Attributes, response: Thing) -> None:
-    """What every response has: its id, the model that answered and, where it is told, the version of its weights."""
+def response_attributes(response: Thing) -> Attributes:
+    """What every response has: its id, the model that answered, its tokens and, where told, its weights' version."""
+    attributes: Attributes = {}
     read = reader(response)
     for name, known_as in (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model")):
         value = read(name)
@@ -210,6 +211,8 @@ def write_response(attributes: Attributes, response: Thing) -> None:
     version = read(WEIGHTS_VERSION)
     if isinstance(version, (str, int)):
         attributes[VERSION_ATTRIBUTE] = version
+    write_usage(attributes, read("usage"))
+    return attributes
 
 
 def write_usage(attributes: Attributes, usage: Thing) -> None:

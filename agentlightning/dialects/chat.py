@@ -80,10 +80,8 @@ def _tools(body: JsonMapping) -> Iterator[ToolParts]:
 
 
 def response_attributes(response: Thing) -> Attributes:
-    attributes: Attributes = {}
     response = opened(response)
-    fields.write_response(attributes, response)
-    fields.write_usage(attributes, opened(field(response, "usage")))
+    attributes = fields.response_attributes(response)
     choices = [opened(choice) for choice in items(field(response, "choices"))]
     for number, choice in enumerate(choices):
         prefix = f"{fields.COMPLETION}.{number}"

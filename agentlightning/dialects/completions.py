@@ -21,9 +21,7 @@ def _prompts(prompt: object) -> list[object]:
 
 
 def response_attributes(response: Thing) -> Attributes:
-    attributes: Attributes = {}
-    fields.write_response(attributes, response)
-    fields.write_usage(attributes, field(response, "usage"))
+    attributes = fields.response_attributes(response)
     for number, choice in enumerate(items(field(response, "choices"))):
         prefix = f"{fields.COMPLETION}.{number}"
         fields.write_message(attributes, prefix, role="assistant", content=field(choice, "text"))

@@ -14,9 +14,7 @@ def request_attributes(body: JsonMapping) -> Attributes:
 
 
 def response_attributes(response: Thing) -> Attributes:
-    attributes: Attributes = {}
-    fields.write_response(attributes, response)
-    fields.write_usage(attributes, field(response, "usage"))
+    attributes = fields.response_attributes(response)
     attributes["embedding.count"] = len(list(items(field(response, "data"))))
     return attributes
 

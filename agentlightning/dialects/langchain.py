@@ -90,7 +90,7 @@ def response_attributes(result: Thing) -> Attributes:
             # How ids begin that LangChain gives to messages whose model gave none.
             own_id = given if isinstance(given, str) and not given.startswith("lc_run-") else None
             model = output.get("model_name") or output.get("model")
-            fields.write_response(attributes, {"id": output.get("id") or own_id, "model": model})
+            attributes |= fields.response_attributes({"id": output.get("id") or own_id, "model": model})
     usage = field(field(generations[0], "message"), "usage_metadata") if generations else None
     fields.write_usage(attributes, usage or output.get("token_usage") or output.get("usage"))
     return attributes

@@ -65,9 +65,7 @@ def _texts(blocks: Thing, kind: str) -> list[str]:
 
 
 def response_attributes(response: Thing) -> Attributes:
-    attributes: Attributes = {}
-    fields.write_response(attributes, response)
-    fields.write_usage(attributes, field(response, "usage"))
+    attributes = fields.response_attributes(response)
     prefix, content = f"{fields.COMPLETION}.0", field(response, "content")
     texts = _texts(content, "text")
     fields.write_message(attributes, prefix, role="assistant", content="".join(texts) or None)

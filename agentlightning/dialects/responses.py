@@ -72,9 +72,7 @@ def _tools(body: JsonMapping) -> Iterator[ToolParts]:
 
 
 def response_attributes(response: Thing) -> Attributes:
-    attributes: Attributes = {}
-    fields.write_response(attributes, response)
-    fields.write_usage(attributes, field(response, "usage"))
+    attributes = fields.response_attributes(response)
     prefix = f"{fields.COMPLETION}.0"
     output = list(items(field(response, "output")))
     parts = [part for item in output if field(item, "type") == "message" for part in items(field(item, "content"))]

@@ -1,7 +1,6 @@
 """Reading: the spans of an attempt become what an algorithm wants."""
 
 from agentlightning.adapter.base import Adapter, OtelTraceAdapter, TraceAdapter
-from agentlightning.adapter.frameworks import Framework, auto_adapter, detect_framework
 from agentlightning.adapter.messages import OpenAIMessages, TraceToMessages
 from agentlightning.adapter.trajectory import (
     Break,
@@ -17,6 +16,7 @@ from agentlightning.adapter.trajectory import (
     write_jsonl,
 )
 from agentlightning.adapter.triplet import (
+    Framework,
     LlmProxyTraceToTriplet,
     RewardMatchPolicy,
     TracerTraceToTriplet,
@@ -24,6 +24,8 @@ from agentlightning.adapter.triplet import (
     TraceToTripletBase,
     TraceTree,
     Transition,
+    auto_adapter,
+    detect_framework,
 )
 
 __all__ = [

@@ -29,14 +29,15 @@ from agentlightning.engine.codec import (
     CallStarted,
     ContentDelta,
     Delta,
+    IncrementalDecoder,
     IncrementalParser,
     Message,
     ParsedMessage,
     ReasoningDelta,
+    StopText,
     ToolCall,
     ToolDefinition,
 )
-from agentlightning.engine.stop_text import IncrementalDecoder, StopText
 from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.json_values import JsonMapping
 

@@ -13,7 +13,6 @@ from typing import Final
 
 import orjson
 
-from agentlightning.engine.calls import Call, Choice
 from agentlightning.engine.codec import (
     CallArguments,
     CallStarted,
@@ -24,6 +23,7 @@ from agentlightning.engine.codec import (
     parsed_message,
 )
 from agentlightning.engine.sampling import FinishReason
+from agentlightning.engine.scheduler import Call, Choice
 from agentlightning.utils.json_values import JsonObject
 
 DONE: Final = b"data: [DONE]\n\n"

@@ -24,11 +24,10 @@ from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
 from agentlightning.asgi.response import NOSNIFF, Response, json_response
 from agentlightning.asgi.routes import RouteTable
 from agentlightning.engine.base import TokenEngine
-from agentlightning.engine.calls import Call, CallbackQueue
 from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.requests import CompletionRequest, json_object, parse_request
 from agentlightning.engine.responses import Responses, event
-from agentlightning.engine.scheduler import InferenceEngine
+from agentlightning.engine.scheduler import Call, CallbackQueue, InferenceEngine
 from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedReader, read_weights
 from agentlightning.errors import AgentLightningError, ConfigurationError, EngineError, InvalidRequest, NotAllowed
 from agentlightning.utils.json_values import JsonObject

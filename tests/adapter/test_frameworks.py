@@ -14,7 +14,7 @@ from agentlightning.adapter import (
     auto_adapter,
     detect_framework,
 )
-from agentlightning.adapter.frameworks import _MODULES
+from agentlightning.adapter.triplet import _MODULES
 from tests.adapter.spans import CHAT, span
 
 

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 import agentlightning as agl
 from agentlightning.adapter import Transition, auto_adapter, detect_framework, read_jsonl, write_jsonl
-from agentlightning.adapter.frameworks import Framework
+from agentlightning.adapter.triplet import Framework
 from agentlightning.events import (
     AgentEvent,
     AgentReply,

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from agentlightning.engine import model as model_module  # noqa: E402
 from agentlightning.engine import server as server_module  # noqa: E402
-from agentlightning.engine.calls import Choice  # noqa: E402
+from agentlightning.engine.scheduler import Choice  # noqa: E402
 from agentlightning.engine.tiny import tokenizer  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402

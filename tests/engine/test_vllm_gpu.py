@@ -16,7 +16,7 @@ from agentlightning.engine.base import EngineRequest  # noqa: E402 # after the c
 from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.model import LoraOptions, logits_of  # noqa: E402
 from agentlightning.engine.vllm import VllmOptions  # noqa: E402
-from agentlightning.engine.vllm.client import VllmClient  # noqa: E402
+from agentlightning.engine.vllm.engine import VllmClient  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import EngineError  # noqa: E402
 

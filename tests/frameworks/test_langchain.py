@@ -24,7 +24,7 @@ from langchain_openai import OpenAI
 from opentelemetry import context as otel_context
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.adapter.frameworks import Framework, detect_framework
+from agentlightning.adapter.triplet import Framework, detect_framework
 from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.contract import trace_of

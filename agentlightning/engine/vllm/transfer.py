@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from agentlightning.engine.vllm.client import VllmClient
+from agentlightning.engine.vllm.engine import VllmClient
 from agentlightning.engine.weights import PublishedWeights, write_weights
 from agentlightning.errors import EngineError
 from agentlightning.utils.daemon_threads import in_background

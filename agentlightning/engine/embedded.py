@@ -25,9 +25,9 @@ from typing_extensions import Self
 
 from agentlightning.engine.vllm.options import VllmOptions
 from agentlightning.errors import ConfigurationError, EngineError
-from agentlightning.utils.announcements import announce
 from agentlightning.utils.child_process import DRAIN_SECONDS, Program, ProgramPlan, python_path, wait_for_event
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.log_failures import announce
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:

@@ -36,11 +36,10 @@ from agentlightning.types import Hook, NamedResources, ProxyLLM, Resource, Run, 
 from agentlightning.types.lifecycle import Component, lifecycle_of
 from agentlightning.types.records import CURRENT_RUN
 from agentlightning.types.resources import TrustedTemplates
-from agentlightning.utils.announcements import ANNOUNCE
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
-from agentlightning.utils.log_failures import log_failures, repeat
+from agentlightning.utils.log_failures import ANNOUNCE, log_failures, repeat
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.verdict import verdict_of_run
 

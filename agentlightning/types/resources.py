@@ -50,15 +50,7 @@ from agentlightning.utils.poml_markup import render_poml
 if TYPE_CHECKING:
     from agentlightning.types.core import AttemptedRollout
 
-__all__ = [
-    "Resource",
-    "LLM",
-    "ProxyLLM",
-    "PromptTemplate",
-    "ResourceUnion",
-    "NamedResources",
-    "ResourcesUpdate",
-]
+__all__ = ["Resource", "LLM", "ProxyLLM", "PromptTemplate", "ResourceUnion", "NamedResources", "ResourcesUpdate"]
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +108,6 @@ def _signature(secret: str, signed: str) -> str:
 
 def _as_base64(value: bytes) -> str:
     return base64.urlsafe_b64encode(value).decode().rstrip("=")
-
-
-# ---------------------------------------------------------------------- resources
 
 
 MAX_WIDTH: Final = 10_000
@@ -351,9 +340,6 @@ def _with_origin(resources: NamedResources, is_from_store: Callable[[str], bool]
         name: one.with_origin(is_from_store=is_from_store(one.template)) if _is_poml(one) else one
         for name, one in resources.items()
     }
-
-
-# ---------------------------------------------------------------------- resources of one agent among several
 
 
 PINNED_RESOURCES: Final = "pinned_resources"

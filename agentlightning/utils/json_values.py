@@ -34,12 +34,11 @@ def is_encodable(value: object) -> bool:
     return True
 
 
-def _json_with_infinity(text: str) -> object:
-    """JSON as Python knows it; integers of many digits become floats, as orjson has them."""
-    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MOST_DIGITS else float(digits))
-
-
-_JSON: Final[tuple[Callable[[str], object], ...]] = (orjson.loads, _json_with_infinity)
+_JSON: Final[tuple[Callable[[str], object], ...]] = (
+    orjson.loads,
+    # JSON as Python knows it, with infinity; integers of many digits become floats, as orjson has them.
+    lambda text: json.loads(text, parse_int=lambda digits: (int if len(digits) <= MOST_DIGITS else float)(digits)),
+)
 
 
 def parsed(value: object, *, literals: bool = True, is_kept: bool = True) -> object:

@@ -1,8 +1,14 @@
-"""The boundary at which a failure is logged and not raised, because something else matters more than it."""
+"""The boundary at which a failure is logged and not raised, because something else matters more than it; and lines for
+whoever watches a training, which a view shows unless the log does already.
+
+A training sets `ANNOUNCE`; code below it, in any thread of that context, announces what a user should see once and by
+default, such as how much memory learning needs.
+"""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import NoReturn
 
 
@@ -51,3 +57,16 @@ async def repeat(
                 logger.warning("%s: %s", message % args, error)
             has_failed = True
         await asyncio.sleep(pause_seconds())
+
+
+ANNOUNCE: ContextVar[Callable[[str], None] | None] = ContextVar("agentlightning_announce", default=None)
+"""Shows a text to the user; None where nobody watches."""
+
+
+def announce(logger: logging.Logger, text: str) -> None:
+    """Log a text at INFO or, where that goes nowhere, have the view of the training show it."""
+    show = ANNOUNCE.get()
+    if show is None or (logger.isEnabledFor(logging.INFO) and logger.hasHandlers()):
+        logger.info("%s", text)
+    else:
+        show(text)

@@ -247,7 +247,7 @@ class PythonServerLauncher:
             await asyncio.sleep(_POLL_SECONDS)
         while self.health_url is not None:
             try:
-                await asyncio.to_thread(_check_health, self.health_url)
+                (await asyncio.to_thread(urllib.request.urlopen, self.health_url, timeout=5.0)).close()
                 return
             except OSError as error:
                 if time.monotonic() > deadline:
@@ -318,11 +318,6 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "StoppableS
         **{"http": "agentlightning.asgi.protocol:TimedProtocol", **args.uvicorn_options},
     )
     return StoppableServer(config, getattr(app, "begin_shutdown", None))
-
-
-def _check_health(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=5.0):
-        return
 
 
 @contextlib.contextmanager

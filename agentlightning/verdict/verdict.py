@@ -1,9 +1,7 @@
 """The verdict on a run or a rollout, in one sentence, with its interval and its findings.
 
-Findings: everything that is wrong with a run.
-
-The rules are ordered by what hides what: where rollouts fail, nothing can be said of their answers. The first finding
-is the cause that a verdict names; those after it are named too.
+Findings are everything that is wrong with a run. The rules are ordered by what hides what: where rollouts fail, nothing
+can be said of their answers. The first finding is the cause that a verdict names; those after it are named too.
 """
 
 import math
@@ -22,16 +20,7 @@ from agentlightning.verdict import rollout_rules as rollouts
 from agentlightning.verdict.evidence import Evidence, RolloutEvidence, read_evidence, read_rollout
 from agentlightning.verdict.rollout_rules import QUOTING, Finding, Rule, more
 
-__all__ = [
-    "Outcome",
-    "Verdict",
-    "verdict_of",
-    "verdict_of_rollout",
-    "verdict_of_run",
-    "FINDINGS",
-    "Finding",
-    "find",
-]
+__all__ = ["Outcome", "Verdict", "verdict_of", "verdict_of_rollout", "verdict_of_run", "FINDINGS", "Finding", "find"]
 
 
 def find(evidence: Evidence) -> list[Finding]:
@@ -119,9 +108,6 @@ FINDINGS: Final = (
     *("one_task", "few_steps", "weak_agent"),
 )
 """The names of all findings."""
-
-
-# ---------------------------------------------------------------------- verdict
 
 
 Outcome = Literal["gained", "no gain", "lost", "unknown"]

@@ -33,7 +33,7 @@ from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.utils.announcements import announce
+from agentlightning.utils.log_failures import announce
 
 logger = logging.getLogger(__name__)
 

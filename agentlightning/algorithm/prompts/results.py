@@ -21,9 +21,9 @@ from agentlightning.algorithm.comparison import Estimate, PairedComparison, Verd
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import PromptTemplate, RolloutStatus, Run, RunStatus
-from agentlightning.utils.announcements import announce
 from agentlightning.utils.clipped_text import counted
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.log_failures import announce
 from agentlightning.utils.private_files import replaced_file
 
 logger = logging.getLogger(__name__)

@@ -51,8 +51,8 @@ from agentlightning.engine.checkpoint import check_replaceable
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import NamedResources
 from agentlightning.types.agents import AgentMatcher
-from agentlightning.utils.announcements import announce
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.log_failures import announce
 from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:

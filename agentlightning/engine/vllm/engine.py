@@ -22,9 +22,9 @@ from agentlightning.engine.base import EngineRequest
 from agentlightning.engine.embedded import ChildProgram
 from agentlightning.engine.vllm.options import KEY_VARIABLE, LOOPBACK, ServerCommand, VllmOptions, check_installed
 from agentlightning.errors import EngineError
-from agentlightning.utils.announcements import announce
 from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.log_failures import announce
 from agentlightning.utils.server_launcher import is_loopback
 
 if TYPE_CHECKING:

@@ -3,11 +3,10 @@
 `TracerTraceToTriplet` reads the trace of a tracer, ordered by time and nesting. `LlmProxyTraceToTriplet` reads what the
 LLM proxy recorded; its spans may come from machines whose clocks disagree, so it trusts their sequence ids only.
 
-Which framework an agent was written in, told from its trace or from what is imported, and the adapter that reads it.
-
-All adapters made here give triplets, so that an algorithm need not know the framework. What a framework writes differs
-in two things only: how it names its agents, which the tree of the trace knows for all of them, and whether its model
-calls were recorded by a tracer or by the LLM proxy.
+Which framework an agent was written in is told from its trace, or from what is imported; so is the adapter that reads
+it. All adapters made here give triplets, so that an algorithm need not know the framework. What a framework writes
+differs in two things only: how it names its agents, which the tree of the trace knows for all of them, and whether its
+model calls were recorded by a tracer or by the LLM proxy.
 """
 
 import re

@@ -13,9 +13,8 @@ What the caller must see to: pairs come in the order in which their tasks were d
 finished; a task is one pair (the repeats of a task are averaged first); and the rewards were not used to choose this
 candidate among others. To resume a comparison, add the pairs it had to a new one.
 
-How sure a mean is, an interval says that holds the true one with the stated confidence, or nearly so.
-
-Which one depends on what the values can hide:
+How sure a mean is, an interval tells: it holds the true mean with the stated confidence, or nearly so. Which one
+depends on what the values can hide:
 
 - Zeros and ones hide nothing but how many there are of each: Wilson's interval.
 - Other values from 0 to 1 may be like each other because the rare ones were not seen. So each bound counts one value

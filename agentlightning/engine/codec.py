@@ -4,10 +4,9 @@ The promise that training rests on: a message the codec parsed, sent back by the
 exactly the tokens that were sampled. `render(history + [parsed, ...])` begins with the earlier prompt followed by the
 sampled tokens, so the turns of a conversation are one sequence.
 
-Text while it is sampled: decoded token by token, and cut where a stop string begins.
-
-Runs in the thread of the engine, so that a stop string ends the sampling with the token that completes it. The token
-ids keep all that was sampled; only the text is cut.
+Text is decoded while it is sampled, token by token, and cut where a stop string begins. This runs in the thread of the
+engine, so that a stop string ends the sampling with the token that completes it. The token ids keep all that was
+sampled; only the text is cut.
 """
 
 from collections.abc import Sequence

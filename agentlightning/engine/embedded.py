@@ -3,7 +3,7 @@
 Sampling does not share a core's time, an interpreter or a failure with anything else. New weights travel through GPU
 memory, or as a file in memory, in the numbers that the child samples with, and are taken over between two steps.
 
-A program in a child process, for code without an event loop: every engine and learner is started and stopped so.
+`ChildProgram` is a program in a child process for code without an event loop: every engine and learner is one.
 """
 
 from __future__ import annotations

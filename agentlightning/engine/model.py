@@ -4,7 +4,7 @@ One object serves both: the engine calls `new_cache`, `prefill`, `decode` and `m
 on the CPU, the trainer calls `hidden` and `head`. Rows of a batch are padded on the right; a position that is padding
 is never looked at.
 
-Which small matrices are trained instead of a large model's own weights.
+`LoraOptions` says which small matrices are trained instead of a large model's own weights.
 """
 
 from __future__ import annotations

@@ -4,13 +4,12 @@ Requests come from any thread and are sampled together: between two steps of tho
 slots and finished ones leave theirs (continuous batching). New weights are taken over between steps too; sequences that
 run go on with the keys and values they have. The engine knows no chat and no HTTP.
 
-Rounds run in a thread of the engine's own, or, where a round costs less than handing it to another thread would, in
-the event loop that serves its callers: there, everything that arrived while one round ran takes part in the next.
+Rounds run in a thread of the engine's own, or, where a round costs less than handing it to another thread would, in the
+event loop that serves its callers: there, everything that arrived while one round ran takes part in the next.
 
-Requests in flight: their choices, and how the event loop learns of what was sampled.
-
-The engine may run in a thread of its own. Its notices are posted to the event loop in one go for all calls that a step
-concerns, since waking a loop from another thread costs as much as a small response.
+`Call` is a request in flight: its choices, and how the event loop learns of what was sampled. Where the engine runs in
+a thread of its own, its notices are posted to the event loop in one go for all calls that a step concerns, since waking
+a loop from another thread costs as much as a small response.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
-"""How an agent is called: coroutines are awaited, plain methods run in a thread, with the resources of the agent.
+"""How an agent is called, alone or as one of several: coroutines are awaited, plain methods run in a thread, with the
+resources of the agent.
 
 While it runs, model calls it makes with clients of its own go to the models of its resources; see `redirection`.
 
-AgentRouter: one agent made of several, each of which takes the tasks that are meant for it.
+`AgentRouter` is one agent made of several, each of which takes the tasks that are meant for it.
 
     AgentRouter({"sql": (lambda task: "query" in task, sql_agent), "math": (is_sum, math_agent)}, default=chat_agent)
 

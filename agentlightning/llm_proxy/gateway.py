@@ -10,11 +10,10 @@ It is written to ASGI directly: a framework's routing and validation would cost 
 
 `Service` is the running proxy: its parts, in the loop of its own thread.
 
-Counting the tokens of a request that is not made, as clients of Anthropic may ask for.
-
-Backends that speak Anthropic's messages get the request as it is, vLLM and our engine the chat that it would become.
-For others the count is estimated from the length of the text: agents use it to keep within a context, and an error
-would stop some. No answer is written, so nothing is recorded, and no budget is touched.
+Clients of Anthropic may ask for the tokens of a request that is not made. Backends that speak Anthropic's messages get
+the request as it is, vLLM and our engine the chat that it would become. For others the count is estimated from the
+length of the text: agents use it to keep within a context, and an error would stop some. No answer is written, so
+nothing is recorded, and no budget is touched.
 """
 
 import asyncio

@@ -1,16 +1,15 @@
-"""Recorder: brings the calls of a proxy to its store, and counts what became of each.
+"""The record of a call through the proxy, the spans it becomes, and their way to the store.
+
+The recorder brings the calls of a proxy to its store, and counts what became of each.
 
 A call is handed over before the last byte of its answer, which waits until the store has the call: so what the agent
 does next has a higher sequence id, and whoever reads a finished rollout finds its calls. A store that is away or slow
 costs a caller a moment once; then answers go out at once, and the calls wait: as many as memory is given for. A call
 that could not be stored is counted for its attempt, with the reason.
 
-What is known of one call through the proxy, and the spans it becomes.
-
-A record is plain data: texts and numbers, and the bytes
-of the request and of the response as they were. Spans have names that scripts look for: `litellm_request` holds the
-messages, settings, token ids and usage as tracers write them, `raw_gen_ai_request` beneath it the bodies as they were
-sent and received. Both have the sequence id of their call.
+A record is plain data: texts and numbers, and the bytes of the request and of the response as they were. Spans have
+names that scripts look for: `litellm_request` holds the messages, settings, token ids and usage as tracers write them,
+`raw_gen_ai_request` beneath it the bodies as they were sent and received. Both have the sequence id of their call.
 """
 
 import asyncio

@@ -1,19 +1,16 @@
 """Resources: what an algorithm publishes and an agent uses — model endpoints and prompts, by name and version.
 
-Keys for one attempt alone, made of a secret that the attempt never sees.
-
-The LLM proxy has a secret; an agent gets a key that is derived from it. The key says whose calls it pays for, so that
-clients that cannot take a path are told apart by it, and the signature says that the secret's holder made it. Nothing
-is stored: whoever has the secret can make the key again, or read it.
+An attempt has keys of its own. The LLM proxy has a secret; an agent gets a key that is derived from it. The key says
+whose calls it pays for, so that clients that cannot take a path are told apart by it, and the signature says that the
+secret's holder made it. Nothing is stored: whoever has the secret can make the key again, or read it.
 
 A key is `agl-attempt-<names>.<signature>`, both base64url without padding: the names are the JSON list
 `[rollout_id, attempt_id, agent]`, the signature is the HMAC-SHA-256 of everything before the full stop.
 
-Resources of one agent among several: its own, and for the rest those of everybody.
-
-A name such as `writer/llm` belongs to the agent `writer`, which sees it as `llm`; a name without a scope is a default
-for all. An agent's own entry takes the place of the default of its name. What an `LLM` of its own leaves open is taken
-from the default: an empty `endpoint` or `model`, and single sampling parameters. So
+One agent among several sees its own resources, and for the rest those of everybody. A name such as `writer/llm` belongs
+to the agent `writer`, which sees it as `llm`; a name without a scope is a default for all. An agent's own entry takes
+the place of the default of its name. What an `LLM` of its own leaves open is taken from the default: an empty
+`endpoint` or `model`, and single sampling parameters. So
 
     {
         "llm": LLM(endpoint=url, model="large"),

@@ -1,10 +1,11 @@
-"""Samples become tensors: checked one by one, then put together so that little of a batch is padding.
+"""Samples become tensors, and tensors the log-probabilities of their tokens.
+
+Samples are checked one by one, then put together so that little of a batch is padding.
 
 A batch is bounded by its tokens with padding, not by its rows, so that memory is bounded whatever the lengths are; rows
 of similar length go together. Where the model can tell rows apart that lie end to end, there is no padding at all.
 
-How likely the chosen tokens are, and how open each choice was, without logits of all of them at once.
-
+How likely the chosen tokens are, and how open each choice was, is computed without logits of all of them at once.
 Logits are by far the largest tensors of a training step: 4,096 tokens of a vocabulary of 150,000 take 2.5 GB in 32
 bits, and a softmax with its gradient takes several copies. Here the head and the softmax go over some rows at a time,
 in one buffer that is overwritten step by step, and are computed again in the backward pass. What this takes beside its

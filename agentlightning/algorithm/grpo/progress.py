@@ -1,6 +1,6 @@
 """How far a run has come: its place in the data set, its step, its curve, its best result, and what is left on disk.
 
-What finished rollouts give to learn from: trajectories of the calls of one model, or why there are none.
+And what finished rollouts give to learn from: trajectories of the calls of one model, or why there are none.
 """
 
 import asyncio

@@ -3,12 +3,10 @@
 An evaluation of a run with a state file has a name, its step. The journal holds the outcome of each step, and the ids
 of its rollouts follow from the name, so a run that goes on finds the rollouts that were under way in the store.
 
-What a run has done, step by step, in a file: a run that was killed goes on from there.
-
-Every step that costs something or is drawn by chance has a name, and its outcome is written as one line of JSON when
-it is known. A second run with the same file finds the outcomes under the same names and does only what is missing.
-Rollouts have ids that follow from the names, so that a store that outlasted the run gives back those that were under
-way.
+The journal is a file of what a run has done, from which a run that was killed goes on. Every step that costs something
+or is drawn by chance has a name, and its outcome is written as one line of JSON when it is known. A second run with the
+same file finds the outcomes under the same names and does only what is missing. Rollouts have ids that follow from the
+names, so that a store that outlasted the run gives back those that were under way.
 
 A line is written at once and synced; one that was cut off by a crash is dropped when the file is opened.
 """

@@ -4,10 +4,9 @@ They are either in the store already, or agents make them now: every task is tri
 is, and the best tries are kept (rejection sampling). What the model chose in them becomes likelier; what it was given
 is context. The proxy and an engine run only where agents need the model: to sample, to validate, or to be served.
 
-A model is fitted in epochs, with the loss on what is held out, an early end, and checkpoints.
-
-The order of an epoch follows from the seed and its number, and the learner's state is in every checkpoint, so a run
-that is resumed makes the steps it would have made. An epoch that was interrupted is made again from its beginning.
+A model is fitted in epochs, with the loss on what is held out, an early end, and checkpoints. The order of an epoch
+follows from the seed and its number, and the learner's state is in every checkpoint, so a run that is resumed makes the
+steps it would have made. An epoch that was interrupted is made again from its beginning.
 """
 
 import asyncio

@@ -1,19 +1,20 @@
-"""The tiny model's transformer: pre-norm blocks, rotary positions, tied embeddings, 32-bit numbers.
+"""The tiny model and its files.
+
+It is a transformer: pre-norm blocks, rotary positions, tied embeddings, 32-bit numbers.
 
 A step of so small a model costs the calls into torch rather than the arithmetic, so the step is written with few of
 them: one product makes queries, keys and values, one complex product turns queries and keys by their position (and
 leaves values as they are), one assignment writes keys and values into the cache.
 
-A tiny model on disk: the folder of a Starcoder2, and in it `tiny.json`, by which `load` knows it.
+On disk it is the folder of a Starcoder2, and in it `tiny.json`, by which `load` knows it. transformers, vLLM and others
+have that architecture. The two compute the same: pre-norm blocks, rotary positions, a hidden layer with GELU, tied
+embeddings. They differ in how weights are laid out. Here one matrix makes queries, keys and values, and neighbouring
+numbers of a head turn together; there are three matrices, and a number turns with the one half a head further on. Norms
+have a bias there, which is zero. So tensors are split and their rows reordered, and the way back gives the same bits. A
+folder with `weights.safetensors`, with the names of `TinyModel`, is read too.
 
-transformers, vLLM and others have that architecture. The two compute the same: pre-norm blocks, rotary positions, a
-hidden layer with GELU, tied embeddings. They differ in how weights are laid out. Here one matrix makes queries, keys
-and values, and neighbouring numbers of a head turn together; there are three matrices, and a number turns with the one
-half a head further on. Norms have a bias there, which is zero. So tensors are split and their rows reordered, and the
-way back gives the same bits. A folder with `weights.safetensors`, with the names of `TinyModel`, is read too.
-
-The tokenizer's files hold the same ids. A special token is written as the character that `tokenizer.text_of` has for
-it rather than by a name such as "<end>", so that no text that somebody writes becomes one.
+The tokenizer's files hold the same ids. A special token is written as the character that `tokenizer.text_of` has for it
+rather than by a name such as "<end>", so that no text that somebody writes becomes one.
 """
 
 import dataclasses

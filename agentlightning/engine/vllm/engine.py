@@ -3,7 +3,7 @@
 vLLM reports no version of its weights, so the entry for the proxy carries it and the proxy stamps the calls. An update
 stands between `/pause?mode=keep` and `/resume`: calls in flight stand still, and go on with the new weights.
 
-Calls to the routes of a vLLM that training needs; what an agent calls goes through the proxy instead.
+`VllmClient` calls the routes of a vLLM that training needs; what an agent calls goes through the proxy instead.
 """
 
 import logging

@@ -17,7 +17,8 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS, backend_of
 from agentlightning.llm_proxy.budgets import Budget, Budgets
-from agentlightning.llm_proxy.gateway import GatewaySettings, Service
+from agentlightning.llm_proxy.gateway import GatewaySettings
+from agentlightning.llm_proxy.service import Service
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.types.records import CURRENT_RUN

@@ -26,7 +26,7 @@ from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.copies import detached
 from agentlightning.tracer import Tracer
-from agentlightning.tracer.otel import LastSpans, RecordingTracer
+from agentlightning.tracer.recording import LastSpans, RecordingTracer
 from agentlightning.types import AttemptedRollout, AttemptStatus, Hook, NamedResources, ProxyLLM, RolloutRawResult, Task
 from agentlightning.types.core import TASK_ROW
 from agentlightning.types.resources import TrustedTemplates

@@ -2,7 +2,8 @@
 
 from opentelemetry import trace
 
-from agentlightning.tracer.otel import RecordingTracer, private_tracer
+from agentlightning.tracer.otel import private_tracer
+from agentlightning.tracer.recording import RecordingTracer
 
 __all__ = ["DummyTracer"]
 

@@ -45,8 +45,20 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS: Final = 60.0
 """How long the end of a trace waits for its spans: as long as a store client waits for a server that went away."""
 CLOSE_SECONDS: Final = 5.0
+NUMBER_SECONDS: Final = 1.0
+"""How long somebody who asks for the number of a span waits for a store of this process."""
+MOST_SEARCHED: Final = 100
+"""In a longer queue than this the end of a trace does not look for its spans."""
+LOCAL_LINGER_SECONDS: Final = 0.03
+"""`linger_seconds` before a store of this process, where a batch costs little."""
+BUSY_SPANS: Final = 100
+"""After a batch of so many spans, spans come so fast that larger batches save more than they delay."""
+BARE_SPAN_BYTES: Final = 1000
+"""About what a span takes that has no attributes."""
 ITEM_BYTES: Final = 40
 """About what an attribute, or an item of a list, takes besides its text."""
+MOST_BEGUN: Final = 10_000
+"""Open spans that are not shown yet; further ones are not."""
 
 
 class PendingSpan(PendingItem):
@@ -107,8 +119,7 @@ class PendingSpan(PendingItem):
 def _weigh(span: "ReadableSpan") -> int:
     """Bytes, roughly: enough to keep long prompts from filling the memory."""
     values = tuple(attributes_of(span).values())
-    # A span without attributes takes about 1000 bytes.
-    weight = 1000 * (1 + len(events_of(span))) + ITEM_BYTES * len(values)
+    weight = BARE_SPAN_BYTES * (1 + len(events_of(span))) + ITEM_BYTES * len(values)
     weight += sum([len(value) for value in values if type(value) is str])
     for value in values:
         if type(value) is tuple or type(value) is list:
@@ -180,8 +191,7 @@ class TraceShipper(Shipper):
 
     def begin(self, binding: Binding, span: "LiveSpan") -> None:
         """Note that a span has begun; the store is told if it is open for a while."""
-        # Of more open spans than this that are not shown yet, none is shown.
-        if len(self._open_spans.begun) < 10_000:
+        if len(self._open_spans.begun) < MOST_BEGUN:
             self._open_spans.begun[span.get_span_context().span_id] = binding, span
         if not self._is_awake:
             self._wake()
@@ -239,8 +249,7 @@ class TraceShipper(Shipper):
         much of it, or some of it is on its way already: then it must be flushed.
         """
         with self._taking:
-            # In a longer queue than this the end of a trace does not look for its spans.
-            if len(self._queue) > 100 or any(item.owner is binding for item in self._in_flight):
+            if len(self._queue) > MOST_SEARCHED or any(item.owner is binding for item in self._in_flight):
                 return None
             queued = self._queue.copy()
             waiting = [item for item in queued if isinstance(item, PendingSpan) and item.binding is binding]
@@ -265,8 +274,7 @@ class TraceShipper(Shipper):
             waiting = [item for item in self._queue.copy() if isinstance(item, PendingSpan)]
             is_numbered = not self._in_flight and self._number(waiting)
         if not is_numbered and threading.get_ident() != self._loop_thread_id:
-            # A caller that needs the number of a span waits a second for a store of this process.
-            self._is_settled_within(1.0)
+            self._is_settled_within(NUMBER_SECONDS)
 
     def _number(self, spans: Sequence[PendingSpan]) -> bool:
         """Number those that have no number; False if the store numbers them only when they are stored."""
@@ -303,15 +311,13 @@ class TraceShipper(Shipper):
         return bool(self._open_spans.begun)
 
     async def _after_batch(self, item_count: int) -> None:
-        # After a batch of so many spans, spans come so fast that larger batches save more than they delay.
-        self._is_busy = item_count >= 100
+        self._is_busy = item_count >= BUSY_SPANS
         if self._open_spans.begun:
             await self._open_spans.look(self.target, asyncio.get_running_loop().time(), self._linger_seconds())
 
     def _linger_seconds(self) -> float:
         seconds = self.limits.linger_seconds
-        # `linger_seconds` before a store of this process, where a batch costs little.
-        return seconds if self._local is None or self._is_busy else min(seconds, 0.03)
+        return seconds if self._local is None or self._is_busy else min(seconds, LOCAL_LINGER_SECONDS)
 
 
 def _log_end(running: "Future[None]") -> None:

@@ -49,6 +49,8 @@ PREPARED_SECONDS: Final = 0.01
 """How often a runner looks whether it may begin, which delays every training."""
 REPORT_SECONDS: Final = 30.0
 """Between two reports of a training to its run."""
+VERDICT_SECONDS: Final = 30.0
+"""How long reading a run for its verdict may take."""
 
 
 @dataclass
@@ -251,8 +253,7 @@ class AlgorithmRole:
         verdict = None
         if self.algorithm is not None and self.dev is None and not isinstance(self.algorithm, FastAlgorithm):
             with log_failures(logger, "There is no verdict on run '%s'.", run.run_id):
-                # A run is read for its verdict for half a minute at most.
-                verdict = await asyncio.wait_for(verdict_of_run(store, run), 30.0)
+                verdict = await asyncio.wait_for(verdict_of_run(store, run), VERDICT_SECONDS)
                 console.conclude(verdict)
         with log_failures(logger, "The models of run '%s' are still among the latest resources.", run.run_id):
             await self._retire_models(store, run.run_id)

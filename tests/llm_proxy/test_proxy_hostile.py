@@ -13,7 +13,7 @@ import psutil
 import pytest
 import requests
 
-from agentlightning.llm_proxy import gateway, proxied_call
+from agentlightning.llm_proxy import proxied_call, service
 from agentlightning.llm_proxy.backends import backend_pool, connection
 from agentlightning.llm_proxy.proxied_call import MOST_ANSWER_VALUES
 from tests.llm_proxy.openai_suite import USER
@@ -205,7 +205,7 @@ def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) 
 def test_stop_does_not_wait_for_ever_for_a_body_that_never_comes(
     stub_model: StubModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(service, "STOP_SECONDS", 0.5)
     with proxied(entry(stub_model.url)) as door, connected(door) as caller:
         caller.sendall(request(path_of(door) + CHAT)[:-5])
         check_serves(door)

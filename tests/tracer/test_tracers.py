@@ -22,7 +22,7 @@ from agentlightning.tracer import (
     get_active_tracer,
     set_active_tracer,
 )
-from agentlightning.tracer.otel import RecordingTracer
+from agentlightning.tracer.recording import RecordingTracer
 from agentlightning.types import Span, TraceStatus
 from tests import warm_python
 from tests.tracer.conftest import TroubledStore, refuse_the_bad

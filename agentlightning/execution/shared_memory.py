@@ -16,10 +16,11 @@ from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
     RunnerBundle,
+    owned_by,
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent, run_until_stopped
-from agentlightning.execution.orphan_guard import OrphanedQueueGuard
+from agentlightning.execution.watch import PlacedRunners, run_watched
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.utils.loop_thread import LoopThread
@@ -87,11 +88,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             in_threads = self.main_thread == "algorithm"
             return not any(thread.is_alive() for thread in threads) if in_threads else has_runner_left.is_set()
 
-        guarded = OrphanedQueueGuard(algorithm, are_runners_gone, getattr(runner, "owns_worker", None))
+        runners = PlacedRunners(are_runners_gone, owned_by(runner))
 
         async def until_algorithm_ends() -> None:
             try:
-                await guarded(shared, stop)
+                await run_watched(algorithm, shared, stop, runners)
             finally:
                 stop.set()  # without an algorithm nobody sends work
 

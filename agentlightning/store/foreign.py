@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
-from agentlightning.store.claims import GRANT_SECONDS, Claim, ResourcesVersion, claim_with
+from agentlightning.store.claims import Claim, ResourcesVersion, claim_with
 from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.operations import Operation, forward_operations, operations_of
@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.1
 """How often a queue is asked for work by a caller who waits, of a store that does not wait itself."""
+GRANT_SECONDS: Final = 600.0
 MOST_CALLS: Final = 10_000
 """Of which the answers are remembered; as many spans are known by their ids."""
 _BY_KEYWORD: Final = frozenset(
@@ -346,13 +347,6 @@ async def _claim(
     return claims
 
 
-async def _return_claims(store: ForeignStore, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[bool]:
-    """Put the rollouts back at the tail of the queue; the next claim is another attempt."""
-    for rollout_id, _ in rollout_attempt_ids:
-        await store.update_rollout(rollout_id, status="queuing")
-    return [True] * len(rollout_attempt_ids)
-
-
 async def _finish(
     store: ForeignStore,
     rollout_id: str,
@@ -409,7 +403,7 @@ async def _merge_resources(
     return await store.update_resources(resources_id, {**({} if before is None else before.resources), **resources})
 
 
-async def end_attempts_of(store: LightningStore, worker_id: str, reason: str) -> Sequence[str]:
+async def end_attempts_of(store: LightningStore, worker_id: str, reason: str, **_: object) -> Sequence[str]:
     """As `mark_worker_lost`, one attempt after the other; returns the ids of their rollouts."""
     lost = []
     for rollout in await store.query_rollouts(status_in=["preparing", "running"]):
@@ -431,7 +425,6 @@ _COMPOSED: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "dequeue_rollout": _dequeue,
     "dequeue_many_rollouts": _dequeue_many,
     "claim_rollouts": _claim,
-    "return_claims": _return_claims,
     "finish_attempt": _finish,
     "finish_and_claim": _finish_and_claim,
     "add_many_spans": _add_spans,

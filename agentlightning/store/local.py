@@ -19,13 +19,11 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
 from agentlightning.store.behaviour import BEHAVIOURS
 from agentlightning.store.behaviour.attempts import mark_overdue
-from agentlightning.store.behaviour.claims import return_claims
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
-from agentlightning.store.claims import claimed_ids
 from agentlightning.store.copies import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields, checked_kinds
-from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.store.operations import Operation, forward_operations
 from agentlightning.store.transaction import Setting, StoreLimits, Transaction
 from agentlightning.types import AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
@@ -90,17 +88,6 @@ def execute(call: Call, tx: Transaction, now: float) -> Any:
     return detached(call.behaviour(tx, now, *call.args, **call.kwargs))
 
 
-def undoing(call: Call, result: object) -> Call | None:
-    """The call that returns what a caller claimed who is gone; None if nothing is to be returned.
-
-    Who gave a `claim_id` asks for the claim again, and gets it.
-    """
-    op = operations_of(LightningStore).get(call.name)
-    if op is None or not op.is_claim or call.kwargs.get("claim_id") is not None or not result:
-        return None
-    return Call("return_claims", return_claims, (claimed_ids(result),))
-
-
 def _operation_method(op: Operation) -> Callable[..., Any]:
     behaviour = BEHAVIOURS.get(op.name)
     if behaviour is None:
@@ -108,7 +95,7 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
 
     async def claim(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
         call, wait = Call(op.name, behaviour, args, kwargs, op.watchdog), kwargs.get("wait")
-        return await (self._claim(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
+        return await (self._write(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
 
     async def write(self: "LocalStore", *args: object, **kwargs: object) -> Any:
         call = Call(op.name, behaviour, args, kwargs, op.watchdog)
@@ -174,10 +161,6 @@ class LocalStore(LightningStore):
         """Whether the watchdog has anything to wait for."""
         return self.state == "open" and self._next_due() is not None
 
-    def _run_claim(self, call: Call) -> Awaitable[object]:
-        """Run a call that writes, and whose result must not be lost when the caller is cancelled."""
-        return self._run_write(call)
-
     def number_at_once(self, rollout_ids: Sequence[str]) -> Sequence[int] | None:
         """As `get_many_span_sequence_ids`, without an event loop; None where numbers must be waited for."""
         return None
@@ -192,9 +175,6 @@ class LocalStore(LightningStore):
 
     def _read(self, call: Call) -> Awaitable[Any]:
         return self._run_read(call) if self._tracker is None else self._measured(self._run_read, call, self._tracker)
-
-    def _claim(self, call: Call) -> Awaitable[object]:
-        return self._run_claim(call) if self._tracker is None else self._measured(self._run_claim, call, self._tracker)
 
     async def _measured(self, run: Callable[[Call], Awaitable[object]], call: Call, tracker: MetricsBackend) -> object:
         began = time.perf_counter()
@@ -231,13 +211,13 @@ class LocalStore(LightningStore):
     async def _claim_patiently(self, call: Call, wait: float) -> object:
         """Run a claim again whenever there may be work, until there is or time is over."""
         deadline, claim_id = time.monotonic() + wait, call.kwargs.get("claim_id")
-        claimed = await self._claim(call)
+        claimed = await self._write(call)
         if not claimed:
             with self._board.queueing(claim_id) as waiter:
-                while time.monotonic() < deadline and not (claimed := await self._claim(call)):
+                while time.monotonic() < deadline and not (claimed := await self._write(call)):
                     await self._sleep(waiter, deadline)
         if not claimed:
-            return await self._claim(replace(call, kwargs={**call.kwargs, "wait": None}))
+            return await self._write(replace(call, kwargs={**call.kwargs, "wait": None}))
         if claim_id is not None:
             self._board.wake_copies(claim_id)
         return claimed

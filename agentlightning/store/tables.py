@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from agentlightning.store.claims import Grant
 from agentlightning.store.copies import replaced
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.transaction import Setting
@@ -173,9 +172,8 @@ def _record_table(name: str, model: type[Any], *json_columns: str) -> RecordTabl
 
 RECORD_TABLES: dict[type, RecordTable] = {
     ResourcesUpdate: _record_table("resources", ResourcesUpdate, "resources"),
-    Worker: _record_table("workers", Worker, "heartbeat_stats"),
+    Worker: _record_table("workers", Worker, "heartbeat_stats", "claims"),
     Run: _record_table("runs", Run, "config", "metadata", "summary"),
-    Grant: _record_table("grants", Grant, "given"),
     Setting: RecordTable("settings", ("name", "value"), (), Setting),
 }
 

@@ -179,6 +179,8 @@ class Worker(BaseModel):
     last_idle_time: float | None = None
     current_rollout_id: str | None = None
     current_attempt_id: str | None = None
+    claims: dict[str, tuple[int, list[tuple[str, str]]]] = Field(default={}, exclude=True, repr=False)
+    """The store's own note of the last claim of each slot: its counter, and ids of rollout and attempt."""
 
 
 class RenewedWorker(Worker):

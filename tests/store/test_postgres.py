@@ -50,7 +50,7 @@ async def test_copies_of_a_claim_at_two_stores_claim_once() -> None:
         await one.enqueue_many_rollouts([])
         await asyncio.gather(*[one.enqueue_rollout(n) for n in range(3)])
 
-        claims = await asyncio.gather(*[store.dequeue_rollout(claim_id="c") for store in (one, other) * 4])
+        claims = await asyncio.gather(*[store.dequeue_rollout("w", claim_id="0:1") for store in (one, other) * 4])
 
         assert len({claim.attempt.attempt_id for claim in claims if claim is not None}) == 1
         assert (await one.statistics())["queue_length"] == 2

@@ -22,7 +22,7 @@ Pool = ConnectionPool[Connection]
 RETRIED: Final = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
-    psycopg.errors.UniqueViolation,  # another transaction has put the same rollout or grant first: it is found now
+    psycopg.errors.UniqueViolation,  # another transaction has put the same rollout first: it is found now
 )
 """Errors after which a transaction, of which nothing remains, is run again."""
 

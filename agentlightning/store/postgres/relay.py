@@ -22,8 +22,6 @@ from typing import Final
 import orjson
 import psycopg
 
-from agentlightning.store.claims import GRANT_SECONDS
-from agentlightning.store.local import Clock
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import connect, described
 from agentlightning.store.postgres.session import Connection, PostgresSession
@@ -62,11 +60,10 @@ def read_notices(connection: Connection, after: int, most_rows: int = ALL_ROWS) 
 class Relay:
     """A thread with a connection of its own."""
 
-    def __init__(self, dsn: str, board: NoticeBoard, clock: Clock) -> None:
+    def __init__(self, dsn: str, board: NoticeBoard) -> None:
         self._dsn = dsn
         self.name = described(dsn)
         self._board = board
-        self._clock = clock
         self._is_stopped = False
         self._next_prune = 0.0
         self._bell, self._ear = socket.socketpair()
@@ -210,7 +207,6 @@ class Relay:
             self._next_prune = time.monotonic() + PRUNE_SECONDS
             for sql in _PRUNES:
                 connection.execute(sql)
-            connection.execute("DELETE FROM grants WHERE time < %s", (self._clock() - GRANT_SECONDS,))
 
     def _catch_up(self, connection: Connection, last: int) -> None:
         """Publish what other relays have numbered, from the last hole on."""

@@ -48,11 +48,11 @@ _WATCHDOG_LOCK: Final = 0x41474C57  # "AGLW"
 class _Working:
     """The threads and connections of a store that is in use."""
 
-    def __init__(self, dsn: str, board: NoticeBoard, clock: Clock) -> None:
+    def __init__(self, dsn: str, board: NoticeBoard) -> None:
         self.pool = open_pool(dsn, WRITERS + READERS)
         self.writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="agl-store-writer")
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="agl-store-reader")
-        self.relay = Relay(dsn, board, clock)
+        self.relay = Relay(dsn, board)
         self.relay.before_end = self.pool.close
         self.looking = threading.Lock()  # protects the store's `_watch`
         self._turn = threading.Lock()  # protects the two below
@@ -81,7 +81,7 @@ class _Working:
                 self._jobs.clear()
         for job in refused:
             job.error = closed_store(self.relay.name)
-        settle(refused, lambda _: None)
+        settle(refused)
 
     def take(self, run: Callable[["_Working"], None]) -> list[Job]:
         """Jobs to be run together."""
@@ -145,7 +145,7 @@ class PostgresLightningStore(DurableStore[_Working]):
     # ------------------------------------------------------------------ threads
 
     def _open(self) -> _Working:
-        return _Working(self._given, self._board, self._clock)
+        return _Working(self._given, self._board)
 
     # ------------------------------------------------------------------ transactions
 
@@ -176,7 +176,7 @@ class PostgresLightningStore(DurableStore[_Working]):
         else:
             for job, result in zip(jobs, results, strict=True):
                 job.result = result
-        settle(jobs, self._give_back)
+        settle(jobs)
         return True
 
     def _perform(self, working: _Working, calls: Sequence[Call], *, is_reader: bool = False) -> list[object]:

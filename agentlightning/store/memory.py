@@ -40,7 +40,6 @@ from agentlightning.store.values import check_size, weigh_rollout, weigh_span
 from agentlightning.store.working_set import Entry, WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, Run, Span, Worker
 from agentlightning.utils.metrics import MetricsBackend
-from agentlightning.utils.suspension import Suspensions
 from agentlightning.utils.system_snapshot import container_memory_limits
 
 __all__ = ["InMemoryLightningStore", "estimate_model_size"]
@@ -482,4 +481,4 @@ class InMemoryLightningStore(LocalStore):
         self._lock = threading.Lock()
         self._board = NoticeBoard()
         self._board.start_at(state["_board"])
-        self._watch = Watchdog(state["_watch"], self._clock(), Suspensions(self._is_scheduled))
+        self._watch = Watchdog(state["_watch"], self._clock(), self._is_scheduled)

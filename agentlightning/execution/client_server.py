@@ -401,9 +401,6 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         try:
             with children.handle_signals(signal.default_int_handler, self._note_interrupt):
                 asyncio.run(self._until_runners_end(runners, store))
-        except KeyboardInterrupt:  # the runners got the signal too
-            logger.warning(LEAVING.format(self.graceful_timeout))
-            raise
         finally:
             self._shutdown_processes(runners.processes, stop)
         self._check_process_exitcodes(runners.processes)
@@ -423,6 +420,10 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 await runners.recover(client or store)
                 await asyncio.sleep(POLL_SECONDS)
             await runners.recover(client or store)
+        except asyncio.CancelledError:  # by Ctrl-C, of which the runners got the signal too
+            logger.warning(LEAVING.format(self.graceful_timeout))
+            await runners.dismiss(self.graceful_timeout + REPORT_SECONDS)
+            raise
         finally:
             if client is not None:
                 await client.close()

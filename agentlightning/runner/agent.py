@@ -225,8 +225,7 @@ class LitAgentRunner(Runner[T_task]):
             is_claiming=lambda: self._is_claiming(event),
             is_over=lambda: self._is_over(event),
         )
-        unique = generate_id(TOKEN_DIGITS)
-        slots = [Slot(f"{unique}-{number}", queue) for number in range(self._max_concurrency)]
+        slots = [Slot(number, queue) for number in range(self._max_concurrency)]
         tasks = [asyncio.create_task(self._run_slot(slot)) for slot in slots]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

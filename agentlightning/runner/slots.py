@@ -82,10 +82,10 @@ class ClaimQueue:
 class Slot:
     """The place of one agent at a time."""
 
-    __slots__ = ("_claim_id", "_name", "queue")
+    __slots__ = ("_claim_id", "_number", "queue")
 
-    def __init__(self, name: str, queue: ClaimQueue) -> None:
-        self._name = name
+    def __init__(self, number: int, queue: ClaimQueue) -> None:
+        self._number = number
         self._claim_id: str | None = None
         self.queue = queue
 
@@ -97,7 +97,7 @@ class Slot:
     async def claim(self, send: Callable[[str], Awaitable[_T]]) -> _T:
         """Send a claim under an id that is used again until an answer comes."""
         if self._claim_id is None:
-            self._claim_id = f"{self._name}:{next(self.queue.counter)}"
+            self._claim_id = f"{self._number}:{next(self.queue.counter)}"
         answer = await send(self._claim_id)
         self._claim_id = None
         return answer

@@ -171,7 +171,7 @@ async def test_runners_get_the_token_of_a_runner(monkeypatch: pytest.MonkeyPatch
 
     async with strategy._served(InMemoryLightningStore()) as served:
         with pytest.raises(NotAllowed):
-            await served.client.mark_worker_lost("w", "it died")
+            await served.client.enqueue_rollout("task")
         assert list(await served.client.query_rollouts()) == []
         await served.client.close()
 

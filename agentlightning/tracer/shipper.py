@@ -111,6 +111,7 @@ class Shipper:
         self._queue: deque[PendingItem | Future[None]] = deque()
         self._queued_bytes = 0  # an estimate; corrected whenever the queue is empty
         self._in_flight: Sequence[PendingItem] = ()
+        self._last_batch_items = 0
         self._progress = threading.Condition()  # notified when a batch has left the queue
         self._is_awake = True  # until the loop first finds nothing to do
         self._is_hurried = False  # somebody waits, or the queue is half full
@@ -193,14 +194,7 @@ class Shipper:
                 self._in_flight = ()
                 for marker in markers:
                     marker.set_result(None)
-                await self._after_batch(len(items))
-
-    def _has_other_work(self) -> bool:
-        """Whether `_after_batch` has something to do though nothing is queued."""
-        return False
-
-    async def _after_batch(self, item_count: int) -> None:
-        """Called after each batch."""
+                self._last_batch_items = len(items)
 
     async def _gather(self) -> None:
         """Wait for items, a little longer than for the first of them, unless somebody cannot wait.
@@ -212,13 +206,13 @@ class Shipper:
             if self._is_hurried or len(self._queue) >= self.limits.batch_items:
                 break
             await self._sleep(self._linger_seconds())
-            if self._queue or self._has_other_work():
+            if self._queue:
                 break
-        if not self._queue and not self._has_other_work():
+        if not self._queue:
             assert self._arrived is not None
             self._queued_bytes = 0
             self._is_awake = False
-            if not self._queue and not self._has_other_work():
+            if not self._queue:
                 await self._arrived.wait()
             self._is_awake = True
             self._arrived.clear()

@@ -22,7 +22,6 @@ from agentlightning.execution import processes as children
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
-    OwnsWorker,
     PreparingBundle,
     RunnerBundle,
     at_start,
@@ -275,13 +274,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     # ------------------------------------------------------------------ processes
 
     def _spawn_runners(
-        self,
-        runner: RunnerBundle,
-        store: LightningStore,
-        stop_evt: ExecutionEvent,
-        *,
-        ctx: Any,
-        deaths: Any = None,
+        self, runner: RunnerBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any, deaths: Any = None
     ) -> list[BaseProcess]:
         """Start the runners; the queue `deaths` gets number and exit code of each that dies and is started again."""
         # Not every store can travel: runners need none that we serve, and of another server's only the client.
@@ -296,12 +289,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         return started
 
     def _work_in_child(
-        self,
-        runner: RunnerBundle,
-        number: int,
-        store: LightningStore | None,
-        stop: ExecutionEvent,
-        start: int = 0,
+        self, runner: RunnerBundle, number: int, store: LightningStore | None, stop: ExecutionEvent, start: int = 0
     ) -> None:
         run = functools.partial(self._run_in_runner_process, at_start(runner, start), number, store)
         children.run_in_child(run, stop, self.graceful_timeout)
@@ -453,7 +441,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> None:
         has_left = MultiprocessingEvent(ctx=ctx)
-        runners = _RunnerOfTheParent(has_left, owned_by(runner), stop)
+        runners = PlacedRunners(has_left.is_set, owned_by(runner), stop)
         process = self._spawn_algorithm_process(algorithm, store, stop, ctx=ctx, runners=runners)
         self.release_port()
 
@@ -472,15 +460,3 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             self._shutdown_processes([process], stop)
             raise
         self._check_process_exitcodes([process])
-
-
-class _RunnerOfTheParent(PlacedRunners):
-    """The one runner that works in the process which started that of the algorithm."""
-
-    def __init__(self, has_left: ExecutionEvent, owns_worker: OwnsWorker, stop: ExecutionEvent) -> None:
-        super().__init__(has_left.is_set, owns_worker)
-        self._stop = stop
-
-    async def dismiss(self, timeout_seconds: float) -> None:
-        self._stop.set()
-        await until(self.have_ended, timeout_seconds=timeout_seconds, interval_seconds=POLL_SECONDS / 4)

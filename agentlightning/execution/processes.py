@@ -24,7 +24,6 @@ from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.watch import PlacedRunners
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.child_process import leave_with_parent
-from agentlightning.utils.deadline import POLL_SECONDS, until
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +156,7 @@ class RunnerProcesses(PlacedRunners):
         stop: ExecutionEvent,
         allowed_exit_codes: Sequence[int],
     ) -> None:
-        super().__init__(lambda: all(process.exitcode is not None for process in processes), owned_by(runner))
+        super().__init__(lambda: all(process.exitcode is not None for process in processes), owned_by(runner), stop)
         self.processes = processes
         self.recovered: list[str] = []
         """Rollouts whose attempts were ended because their runner died."""
@@ -165,13 +164,13 @@ class RunnerProcesses(PlacedRunners):
         self._deaths = deaths
         self._starts = dict.fromkeys(range(len(processes)), 0)
         """The latest start of each runner that has not ended, as far as its end was seen."""
-        self._stop = stop
+        self._is_stopped = stop.is_set
         self._allowed = allowed_exit_codes
 
     def have_failed(self) -> bool:
         """When none is left and one of them died, or when one has failed and set the stop event."""
         has_died = any(process.exitcode not in (None, *self._allowed) for process in self.processes)
-        return has_died and (self.have_ended() or self._stop.is_set())
+        return has_died and (self.have_ended() or self._is_stopped())
 
     async def recover(self, store: LightningStore) -> None:
         while not self._deaths.empty():
@@ -186,10 +185,6 @@ class RunnerProcesses(PlacedRunners):
         if exit_code != 0:
             reason = f"process runner-{number} died with exit code {exit_code}"
             self.recovered += await give_back(store, self._runner, number, self._starts[number], reason)
-
-    async def dismiss(self, timeout_seconds: float) -> None:
-        self._stop.set()
-        await until(self.have_ended, timeout_seconds=timeout_seconds, interval_seconds=POLL_SECONDS / 4)
 
 
 @contextmanager

@@ -156,8 +156,6 @@ class _Member:
 
     number: int
     actor: Any
-    start: int = 0
-    """The number that its next process gets."""
     process: RunnerProcess | None = None
     """Where it is or last was; None before it was placed."""
     is_leaving: bool = False
@@ -185,14 +183,14 @@ class RayRunners(PlacedRunners):
         """
         import ray
 
-        super().__init__(lambda: all(task.done() for task in self._members), owned_by(runner))
+        super().__init__(lambda: all(task.done() for task in self._members), owned_by(runner), stop)
         self._create_actor = create_actor
         # Not an argument of the actors' constructor: Ray starts an actor again only where it still finds those.
         self._pickled = ray.put(pickled)
         self._runner = runner
+        self._stop_all = stop.set
         self._flags: ControlFlags | None = getattr(runner, "flags", None)
         self._store = store
-        self._stop = stop
         self._members: dict[asyncio.Task[None], _Member] = {}
         self._version = 0
         self.failure: Exception | None = None
@@ -254,9 +252,8 @@ class RayRunners(PlacedRunners):
 
     async def _begin(self, member: _Member) -> None:
         """Wait until the runner is in a process, and give back what the one before had claimed, if there was one."""
-        call = member.actor.begin.remote(self._pickled, self._control(member), member.start)
-        member.start += 1
-        beginning = asyncio.wrap_future(call.future())
+        start = 0 if member.process is None else member.process.start + 1
+        beginning = asyncio.wrap_future(member.actor.begin.remote(self._pickled, self._control(member), start).future())
         try:
             done, _ = await asyncio.wait([beginning], timeout=PLACEMENT_SECONDS)
             if not done:
@@ -290,7 +287,7 @@ class RayRunners(PlacedRunners):
         error = None if task.cancelled() else task.exception()
         if error is not None and self.failure is None:
             self.failure = error if isinstance(error, TrainingError) else TrainingError(str(error))
-            self._stop.set()
+            self._stop_all()
 
     # ------------------------------------------------------------------ what they are to do
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from agentlightning.errors import TrainingError
@@ -19,7 +19,7 @@ from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.types import RolloutStatus
-from agentlightning.utils.deadline import POLL_SECONDS
+from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.log_failures import log_failures
 
 logger = logging.getLogger(__name__)
@@ -34,14 +34,22 @@ POLL_SHARE: Final = 0.05
 """Between two reads of the workers, as a share of the time they may be silent."""
 
 
-@dataclass
 class PlacedRunners:
-    """The runners that a strategy has placed."""
+    """The runners that a strategy has placed; without arguments, those that others place.
 
-    have_ended: Callable[[], bool] = lambda: False
-    """Whether all of them have; never where runners are not placed by us."""
-    owns_worker: OwnsWorker = lambda worker_id: False
-    """Whether a worker in the store is one of them."""
+    Args:
+        have_ended: Whether all of them have.
+        owns_worker: Whether a worker in the store is one of them.
+        stop: Stops them.
+    """
+
+    def __init__(
+        self,
+        have_ended: Callable[[], bool] = lambda: False,
+        owns_worker: OwnsWorker = lambda worker_id: False,
+        stop: ExecutionEvent | None = None,
+    ) -> None:
+        self.have_ended, self.owns_worker, self._stop = have_ended, owns_worker, stop
 
     def have_failed(self) -> bool:
         """Whether the algorithm would wait for them in vain; why is for the strategy to raise."""
@@ -52,6 +60,9 @@ class PlacedRunners:
 
     async def dismiss(self, timeout_seconds: float) -> None:
         """Stop them, because the algorithm needs them no more, and wait for their end for so long at most."""
+        if self._stop is not None:
+            self._stop.set()
+            await until(self.have_ended, timeout_seconds=timeout_seconds, interval_seconds=POLL_SECONDS / 4)
 
 
 async def run_watched(
@@ -101,11 +112,17 @@ class _Watch:
     stop: ExecutionEvent
     runners: PlacedRunners
     lease_seconds: float
+    sign: float | None = None
+    """Of life that a worker gave last. That it is new is all that counts, so that no two clocks are compared."""
+    silent_since: float = field(default_factory=time.monotonic)
+    has_worker: bool = False
+    """Whether one has come, or is still there from before."""
+    next_reminder: float = field(default_factory=lambda: time.monotonic() + REMINDER_SECONDS)
 
     async def until_hopeless(self) -> TrainingError | None:
         """Returns why the algorithm waits in vain; None if its runners have failed."""
-        signs = _SignsOfLife(await self._last_sign(), time.monotonic())
-        next_read = signs.since
+        self.sign = await self._last_sign()
+        next_read = self.silent_since
         orphaned_since: float | None = None
         while True:
             await self.runners.recover(self.store)
@@ -121,8 +138,7 @@ class _Watch:
                 )
             if now >= next_read:
                 next_read = now + self.lease_seconds * POLL_SHARE
-                signs.add(await self._last_sign(), now)
-                if await self._is_abandoned(signs, now):
+                if await self._is_abandoned(now):
                     return TrainingError(
                         "No worker is left: rollouts wait in the queue, and none of the workers has been heard of for "
                         f"{self.lease_seconds:g} s; start runners again, and the training once more."
@@ -147,13 +163,16 @@ class _Watch:
             return time.time() - max(signs, default=0.0) < SILENCE_SECONDS
         return True
 
-    async def _is_abandoned(self, signs: "_SignsOfLife", now: float) -> bool:
+    async def _is_abandoned(self, now: float) -> bool:
         """Whether rollouts wait that no worker is left for; says now and then that none has come."""
-        if not signs.has_worker and now >= signs.next_reminder:
-            signs.next_reminder = now + REMINDER_SECONDS
+        sign = await self._last_sign()
+        if sign not in (None, self.sign):
+            self.sign, self.silent_since, self.has_worker = sign, now, True
+        if not self.has_worker and now >= self.next_reminder:
+            self.next_reminder = now + REMINDER_SECONDS
             if waiting := await self._count("queuing", "requeuing"):
                 logger.warning("No worker has come yet, and %d rollouts wait for one.", waiting)
-        if not signs.has_worker or now - signs.since <= self.lease_seconds:
+        if not self.has_worker or now - self.silent_since <= self.lease_seconds:
             return False
         if await self._count("preparing", "running", if_unreadable=1):
             return False  # a worker that gives no heartbeats may be busy
@@ -178,18 +197,3 @@ class _Watch:
                 own = None
             return (await self.store.query_rollouts(status_in=list(statuses), run_id_in=own, limit=1)).total
         return if_unreadable
-
-
-class _SignsOfLife:
-    """Since when no sign of any worker was new. That a sign is new is all that counts, so that no two clocks are
-    compared, and signs of earlier trainings are none."""
-
-    def __init__(self, first: float | None, now: float) -> None:
-        self._last = first
-        self.since = now
-        self.has_worker = False
-        self.next_reminder = now + REMINDER_SECONDS
-
-    def add(self, sign: float | None, now: float) -> None:
-        if sign != self._last:
-            self._last, self.since, self.has_worker = sign, now, True

@@ -19,7 +19,7 @@ LONGEST_FILE = 500
 LONGEST_FUNCTION = 60
 LOOP_MAKER = Path("agentlightning/utils/loop_thread.py")
 TOP_LEVEL = "(top level)"
-KNOW_THE_PAST = (Path("agentlightning/legacy"), Path("agentlightning/store/foreign.py"))
+KNOW_THE_PAST = (Path("agentlightning/legacy"), Path("agentlightning/store/composed.py"))
 OLD_RELEASE = re.compile(
     r"\bv0\.1\b|\b0\.[123](\.\d+)? release|releases? 0\.[123]\b|\b(earlier|older|old|previous) releases?\b",
     re.IGNORECASE,
@@ -131,7 +131,7 @@ def breaches_of(path: Path) -> Iterator[str]:
     if PACKAGE in path.parents and not any(place.is_relative_to(known) for known in KNOW_THE_PAST):
         for number, line in enumerate(text.splitlines(), start=1):
             if mention := OLD_RELEASE.search(line):
-                yield f"{place}:{number}: '{mention.group()}'; only legacy/ and store/foreign.py know earlier releases"
+                yield f"{place}:{number}: '{mention.group()}'; only legacy/ and store/composed.py know earlier releases"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1

@@ -17,8 +17,6 @@ from agentlightning.runner.heartbeat import Heartbeat, LaunchMode
 from agentlightning.runner.slots import ClaimQueue, Slot
 from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import Claim
-from agentlightning.store.foreign import adapted
-from agentlightning.store.forwarding import innermost
 from agentlightning.tracer import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
@@ -121,7 +119,7 @@ class LitAgentRunner(Runner[T_task]):
 
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: object) -> None:
         """Take the store, in the worker that will use it."""
-        self._store = adapted(store)
+        self._store = store
         self._has_logged_outage = False
         self.known_resources = KnownResources()
         self.worker_id = worker_id
@@ -286,9 +284,7 @@ class LitAgentRunner(Runner[T_task]):
     def claim_options(self) -> dict[str, Any]:
         """What every claim says of this worker."""
         options = {"worker_id": self.get_store_worker_id(), "known_resources": self.known_resources.versions}
-        inner = innermost(self.get_store())
-        has_leases = adapted(inner) is inner
-        return {**options, "heartbeat_interval": self._heartbeat.interval_seconds} if has_leases else options
+        return {**options, "heartbeat_interval": self._heartbeat.interval_seconds}
 
     async def _return_claims(self) -> None:
         """Let others have what the store gave, or may have given, and no agent runs."""

@@ -6,7 +6,7 @@ returned. Ids that name nothing raise `NotFound` unless a method says otherwise.
 handed out are copies.
 
 How an operation behaves is written in `store/behaviour`; how it travels is derived from these declarations by
-`store/operations.py`. A declaration has no body: an operation that a store does not define is not implemented there.
+`store/operations.py`. A declaration has no body.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import InvalidQuery
 from agentlightning.store.claims import Claim, ResourcesVersion
+from agentlightning.store.composed import ComposedOperations
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset, operation, operations_of
 from agentlightning.types import (
@@ -51,10 +52,10 @@ __all__ = ["UNSET", "LightningStore", "LightningStoreCapabilities", "LightningSt
 __all__ += ["is_finished", "is_queuing", "is_running"]
 
 
-class LightningStore:
+class LightningStore(ComposedOperations):
     """The one place where state lives. A back end answers every operation; this class only declares them.
 
-    Trainer, runners and servers also take a store that answers some (`store/foreign.py`)."""
+    What a subclass does not define is made of what it does (`store/composed.py`)."""
 
     @ComponentProperty
     def state(self) -> str:

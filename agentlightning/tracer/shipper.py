@@ -23,7 +23,6 @@ from typing import Final
 from agentlightning.errors import NotAllowed, NotFound, QuotaExceeded, StoreError, StoreUnavailable
 from agentlightning.instrumentation.otel_internals import suppress as suppress_instrumentation
 from agentlightning.store.base import LightningStore
-from agentlightning.store.foreign import adapted
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Span
 
@@ -98,7 +97,7 @@ class Shipper:
 
     def __init__(self, store: LightningStore, limits: ShipperLimits | None = None) -> None:
         self.store = store
-        self.target = adapted(store)
+        self.target = store
         """The same with the whole contract."""
         self.limits = limits or ShipperLimits()
         self._reset()

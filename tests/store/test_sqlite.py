@@ -302,6 +302,7 @@ async def test_claim_of_a_caller_cancelled_while_it_is_made_comes_back_with_its_
         with pytest.raises(asyncio.CancelledError):
             await claim
 
+        await store.update_worker("v")  # behind the claim
         assert known(await store.get_rollout_by_id(first.rollout_id)).status == "preparing"
         clock.advance(301)
         again = known(await store.dequeue_rollout("v"))

@@ -20,7 +20,7 @@ from agentlightning.types import NamedResources, Run
 from agentlightning.types.lifecycle import LifecycleState
 from tests.e2e.server_process import free_port
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering
-from tests.store.test_foreign import OldStore
+from tests.store.test_composed import OldStore
 from tests.trainer.trainings import Halving, a_trainer, endless, over_processes, rewards_of, runs_of, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

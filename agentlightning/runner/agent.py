@@ -5,6 +5,7 @@ import copy
 import itertools
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError
@@ -230,7 +231,9 @@ class LitAgentRunner(Runner[T_task]):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            while not all(task.done() for task in tasks):
+                with suppress(asyncio.CancelledError):  # whoever ends the loop cancels each task of it
+                    await asyncio.wait(tasks)
             if queue.claims or any(slot.has_open_claim for slot in slots):
                 await self._return_claims()
         for task in tasks:

@@ -286,8 +286,11 @@ class LitAgentRunner(Runner[T_task]):
 
     def claim_options(self) -> dict[str, Any]:
         """What every claim says of this worker."""
-        options = {"worker_id": self.get_store_worker_id(), "known_resources": self.known_resources.versions}
-        return {**options, "heartbeat_interval": self._heartbeat.interval_seconds}
+        return {
+            "worker_id": self.get_store_worker_id(),
+            "heartbeat_interval": self._heartbeat.interval_seconds,
+            "known_resources": self.known_resources.versions,
+        }
 
     async def _return_claims(self) -> None:
         """Let others have what the store gave, or may have given, and no agent runs."""

@@ -97,8 +97,6 @@ class Shipper:
 
     def __init__(self, store: LightningStore, limits: ShipperLimits | None = None) -> None:
         self.store = store
-        self.target = store
-        """The same with the whole contract."""
         self.limits = limits or ShipperLimits()
         self._reset()
 
@@ -291,7 +289,7 @@ class Shipper:
             if weight > BYTES_PER_TURN:
                 weight = 0
                 await asyncio.sleep(0)
-        stored = await self.target.add_many_spans([span for _, spans in batch for span in spans])
+        stored = await self.store.add_many_spans([span for _, spans in batch for span in spans])
         place = 0
         for item, spans in batch:
             item.store(stored[place : place + len(spans)])

@@ -304,7 +304,7 @@ class TraceShipper(Shipper):
                     open_spans.append(_outline(binding, span))
         if open_spans:
             with log_failures(logger, "%d open spans were not shown", len(open_spans), level=logging.DEBUG):
-                await self.target.add_open_spans(open_spans)
+                await self.store.add_open_spans(open_spans)
 
     def _linger_seconds(self) -> float:
         seconds = self.limits.linger_seconds

@@ -142,3 +142,27 @@ async def test_agents_whose_attempts_are_lost_are_cancelled_and_the_runner_goes_
     first, second = await store.query_attempts(lost.rollout_id)
     assert ((first.metadata or {})["error"]["message"], second.status) == ("it was taken for dead", "preparing")
     assert list(await store.query_spans(lost.rollout_id)) == []
+
+
+async def test_the_agent_of_a_cancelled_rollout_is_cancelled_and_the_rollout_stays_as_it_is() -> None:
+    store, begun = InMemoryLightningStore(), list[str]()
+    await store.add_resources(RESOURCES)
+
+    async def answer(task: Any) -> float:
+        begun.append(task)
+        if task == "endless":
+            await asyncio.Event().wait()
+        return 1.0
+
+    endless = await store.enqueue_rollout("endless")
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        DummyTracer(), heartbeat_interval=0.02, interval_jitter=0.0, poll_interval=0.05, max_rollouts=2
+    )
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: begun == ["endless"])
+        await store.update_rollout(endless.rollout_id, status="cancelled")
+        await store.enqueue_rollout("next")
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert [rollout.status for rollout in await store.query_rollouts()] == ["cancelled", "succeeded"]

@@ -285,9 +285,7 @@ class AttemptRun:
 
     async def _write_status(self, status: AttemptStatus) -> None:
         if self._is_revoked:
-            logger.warning(
-                "Rollout %s: the store has given up this attempt; its agent was ended.", self.rollout.rollout_id
-            )
+            logger.info("Rollout %s: the attempt is no longer ours, so its agent was ended.", self.rollout.rollout_id)
             return
         # Where that fails, the store's own time limits will settle the attempt.
         with log_failures(logger, "The status of rollout %s could not be written.", self.rollout.rollout_id):

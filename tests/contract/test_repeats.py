@@ -173,8 +173,8 @@ async def test_slots_are_bounded_and_nobody_is_shown_them(store: LightningStore)
     assert "claims" not in known(await store.get_worker_by_id("w")).model_dump()
 
 
-async def test_ids_of_a_strange_length_are_refused(store: LightningStore) -> None:
-    for given in ("", "c" * 257):
+async def test_strange_ids_of_claims_are_refused(store: LightningStore) -> None:
+    for given in ("", "c" * 257, "\0"):
         with pytest.raises(InvalidValue, match="give one of 1 to 256"):
             await store.dequeue_many_rollouts(claim_id=given)
 

@@ -143,9 +143,10 @@ def _claimed_before(tx: Transaction, worker_id: str | None, claim_id: str | None
 
     What is still open was neither ended nor cancelled nor given to another since.
     """
-    if claim_id is not None and not 0 < len(claim_id) <= MOST_ID_CHARACTERS:
+    if claim_id is not None and not (0 < len(claim_id) <= MOST_ID_CHARACTERS and claim_id.isprintable()):
         raise InvalidValue(
-            f"The id '{claim_id[:20]}…' has {len(claim_id)} characters; give one of 1 to {MOST_ID_CHARACTERS}."
+            f"The id {claim_id[:20]!r} of a claim has {len(claim_id)} characters; "
+            f"give one of 1 to {MOST_ID_CHARACTERS} printable ones."
         )
     worker = None if claim_id is None or worker_id is None else tx.get(Worker, worker_id)
     if claim_id is None or worker is None:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,9 @@ sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "
 
 from store import make_span  # noqa: E402
 
+from agentlightning.errors import StoreUnavailable  # noqa: E402
 from agentlightning.store import LightningStoreClient  # noqa: E402
+from agentlightning.store.claims import Claim  # noqa: E402
 from agentlightning.store.postgres import PostgresLightningStore  # noqa: E402
 from agentlightning.store.postgres.database import described  # noqa: E402
 from tests.postgres import PASSWORD, Cluster, free_port  # noqa: E402
@@ -76,14 +79,23 @@ async def produce(client: LightningStoreClient, seen: Acknowledged, stop: asynci
         await asyncio.sleep(0.02)
 
 
+async def claimed(client: LightningStoreClient, name: str, claim_id: str) -> Sequence[Claim]:
+    """Claim a rollout, again under the same id until there is an answer."""
+    while True:
+        with suppress(StoreUnavailable):
+            return await client.claim_rollouts(worker_id=name, wait=WAIT_SECONDS, claim_id=claim_id)
+        await asyncio.sleep(0.1)
+
+
 async def work(client: LightningStoreClient, name: str, seen: Acknowledged, stop: asyncio.Event) -> None:
     """Claim, add spans, finish, until the queue is empty after the end of the faults."""
-    while True:
-        claim = await client.dequeue_rollout(name, wait=WAIT_SECONDS)
-        if claim is None:
-            if stop.is_set():
-                return
+    for number in itertools.count():
+        claims = await claimed(client, name, f"0:{number}")
+        if not claims and stop.is_set():
+            return
+        if not claims:
             continue
+        claim = claims[0].rollout
         seen.claims[claim.rollout_id] += 1
         ids = (claim.rollout_id, claim.attempt.attempt_id)
         for number in range(1, SPANS + 1):

@@ -27,7 +27,7 @@ STOP_SECONDS = 30
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 _TABLES = (
     *("rollouts", "inputs", "attempts", "spans", "open_spans", "sequences", "queue", "resources", "workers", "runs"),
-    *("metrics", "settings", "grants", "notices"),
+    *("metrics", "settings", "notices"),
 )
 _EMPTYING = "".join(f"DELETE FROM {table};" for table in _TABLES) + "DELETE FROM outbox WHERE number > 0;"
 _ENDING = (

@@ -8,7 +8,6 @@ is good for this attempt alone. The real keys stay in the proxy, which passes ca
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import secrets
@@ -360,9 +359,8 @@ class _Session:
         """Run the program as the attempt of its rollout; what went wrong, if anything did."""
         runner: LitAgentRunner[TaskInput] = LitAgentRunner(OtelTracer(instrument=False))
         with runner.run_context(agent=self._agent, store=self._store):
-            context = dataclasses.replace(runner.context, worker_id=WORKER_ID)
             # Not published: in a store that others use, the proxy of one program is not for all.
-            attempt = AttemptRun(context, rollout, resources={"main_llm": self._agent.llm})
+            attempt = AttemptRun(runner, rollout, resources={"main_llm": self._agent.llm})
             await attempt.run()
             return attempt.error
 

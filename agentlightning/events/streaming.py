@@ -28,7 +28,6 @@ from agentlightning.events.event import AgentEvent, ErrorEvent, RewardEvent, Sta
 from agentlightning.events.spans import AgentNames, events_of
 from agentlightning.events.views import Step, pipeline
 from agentlightning.store import LightningStore
-from agentlightning.store.foreign import adapted
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, is_finished
 from agentlightning.types import Notice, Rollout, Span
 
@@ -152,7 +151,7 @@ class _Follower:
     """Reads the spans of a store as they come."""
 
     def __init__(self, store: LightningStore, options: StreamOptions, transform: Step) -> None:
-        self._store = adapted(store)
+        self._store = store
         self._transform = transform
         self._wanted = None if options.rollout_ids is None else frozenset(options.rollout_ids)
         self._unfinished_rollouts = set(self._wanted or ())

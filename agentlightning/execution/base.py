@@ -1,20 +1,28 @@
 """Execution strategies: where the algorithm and the runners run, and how they reach the store."""
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
+from agentlightning.utils.log_failures import log_failures
 
 __all__ = [
     "AlgorithmBundle",
     "ExecutionStrategy",
+    "IdentifiedRunner",
     "OwnsWorker",
     "PreparingBundle",
     "RunnerBundle",
+    "at_start",
+    "give_back",
+    "owned_by",
     "resolve_managed_store_flag",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 class AlgorithmBundle(Protocol):
@@ -31,16 +39,54 @@ class PreparingBundle(AlgorithmBundle, Protocol):
     """Awaited by the bundle when the store is in order; a strategy that serves the store sets it."""
 
 
-class OwnsWorker(Protocol):
-    """Whether an id in the store is that of a worker of ours, and of this number if one is given."""
-
-    def __call__(self, worker_id: str, number: int | None = None) -> bool: ...
+OwnsWorker = Callable[[str], bool]
+"""Whether an id in the store is that of a worker of ours."""
 
 
 class RunnerBundle(Protocol):
-    """All that one worker does; one with a method `owns_worker` has what its dead workers claimed given back."""
+    """All that one worker does."""
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None: ...
+
+
+@runtime_checkable
+class IdentifiedRunner(RunnerBundle, Protocol):
+    """A runner bundle whose workers have ids in the store that the process which starts them knows: it has the work of
+    those that die given back."""
+
+    def at_start(self, start: int) -> "IdentifiedRunner":
+        """The bundle for this start of its workers, from 0: each start of a worker has an id of its own."""
+        ...
+
+    def store_worker_id(self, number: int) -> str:
+        """The id of the worker of this number."""
+        ...
+
+    def owns_worker(self, worker_id: str) -> bool:
+        """Whether an id is that of any of its workers, at any start."""
+        ...
+
+
+def at_start(runner: RunnerBundle, start: int) -> RunnerBundle:
+    """The bundle for this start of its workers."""
+    return runner.at_start(start) if isinstance(runner, IdentifiedRunner) else runner
+
+
+def owned_by(runner: RunnerBundle) -> OwnsWorker:
+    """Says of an id in the store whether it is one of this bundle's workers."""
+    return runner.owns_worker if isinstance(runner, IdentifiedRunner) else lambda worker_id: False
+
+
+async def give_back(store: LightningStore, runner: RunnerBundle, number: int, start: int, reason: str) -> Sequence[str]:
+    """Let others have the work of a worker that has died; returns the ids of its rollouts."""
+    with log_failures(logger, "The work of runner-%d could not be given back.", number):
+        started = at_start(runner, start)
+        if isinstance(started, IdentifiedRunner):
+            rollout_ids = await store.mark_worker_lost(started.store_worker_id(number), reason)
+            if rollout_ids:
+                logger.warning("Given back, because %s: %s.", reason, ", ".join(rollout_ids))
+            return rollout_ids
+    return ()
 
 
 def resolve_managed_store_flag(value: bool | None) -> bool:

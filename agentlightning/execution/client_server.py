@@ -11,9 +11,8 @@ import signal
 import socket
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, get_args
 
@@ -25,10 +24,12 @@ from agentlightning.execution.base import (
     ExecutionStrategy,
     PreparingBundle,
     RunnerBundle,
+    at_start,
+    owned_by,
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, StopToken, run_until_stopped
-from agentlightning.execution.orphan_guard import OrphanedQueueGuard
+from agentlightning.execution.watch import PlacedRunners, run_watched
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
@@ -198,9 +199,18 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     # ------------------------------------------------------------------ the two sides
 
     async def _execute_algorithm(
-        self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent
+        self,
+        algorithm: AlgorithmBundle,
+        store: LightningStore,
+        stop_evt: ExecutionEvent,
+        runners: PlacedRunners | None = None,
     ) -> None:
-        """Serve the store and run the algorithm against it; an algorithm that prepares it first is served then."""
+        """Serve the store and run the algorithm against it; an algorithm that prepares it first is served then.
+
+        Args:
+            runners: Those that we placed, which are stopped when the algorithm has ended; None if others place them.
+        """
+        runners = runners or PlacedRunners()
         server: LightningStoreServer | None = None
         served = ExitStack()
         try:
@@ -214,11 +224,13 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                     algorithm.on_prepared = functools.partial(self._start_server, server, served)
                 else:
                     await self._start_server(server, served)
-            await algorithm(store if server is None else server, stop_evt)
+            served_store = store if server is None else server
+            await run_watched(algorithm, served_store, stop_evt, runners, grace_seconds=self.graceful_timeout)
         except BaseException:
             stop_evt.set()
             raise
         finally:
+            await runners.dismiss(self.graceful_timeout + REPORT_SECONDS)  # while they are served, so that they report
             served.close()
             if server is not None:
                 await server.stop()
@@ -262,31 +274,36 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     # ------------------------------------------------------------------ processes
 
     def _spawn_runners(
-        self,
-        runner: RunnerBundle,
-        store: LightningStore,
-        stop_evt: ExecutionEvent,
-        *,
-        ctx: object,
-        handshake: children.RestartHandshake | None = None,
+        self, runner: RunnerBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any, deaths: Any = None
     ) -> list[BaseProcess]:
-        """Start the runners; with a handshake, a restart of one of them is announced first."""
+        """Start the runners; the queue `deaths` gets number and exit code of each that dies and is started again."""
         # Not every store can travel: runners need none that we serve, and of another server's only the client.
         owned = None if self._serves(store) else self._client(store) or store
         started: list[BaseProcess] = []
         for number in range(self.n_runners):
-            run = functools.partial(self._run_in_runner_process, runner, number, owned)
-            work = functools.partial(children.run_in_child, run, stop_evt, self.graceful_timeout)
+            work = functools.partial(self._work_in_child, runner, number, owned, stop_evt)
             if self.max_restarts > 0:
-                restarts = (handshake, number, self.max_restarts, self.allowed_exit_codes)
+                restarts = (deaths or ctx.SimpleQueue(), number, self.max_restarts, self.allowed_exit_codes)
                 work = functools.partial(children.restart_on_failure, work, stop_evt, *restarts)
             started.append(children.start_process(ctx, work, f"runner-{number}"))
         return started
 
+    def _work_in_child(
+        self, runner: RunnerBundle, number: int, store: LightningStore | None, stop: ExecutionEvent, start: int = 0
+    ) -> None:
+        run = functools.partial(self._run_in_runner_process, at_start(runner, start), number, store)
+        children.run_in_child(run, stop, self.graceful_timeout)
+
     def _spawn_algorithm_process(
-        self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: object
+        self,
+        algorithm: AlgorithmBundle,
+        store: LightningStore,
+        stop_evt: ExecutionEvent,
+        *,
+        ctx: object,
+        runners: PlacedRunners | None = None,
     ) -> BaseProcess:
-        run = functools.partial(self._execute_algorithm, algorithm, store)
+        run = functools.partial(self._execute_algorithm, algorithm, store, runners=runners)
         work = functools.partial(children.run_in_child, run, stop_evt, self.graceful_timeout)
         return children.start_process(ctx, work, "algorithm")
 
@@ -372,31 +389,30 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         try:
             with children.handle_signals(signal.default_int_handler, self._note_interrupt):
                 asyncio.run(self._until_runners_end(runners, store))
-        except KeyboardInterrupt:  # the runners got the signal too
-            logger.warning(LEAVING.format(self.graceful_timeout))
-            raise
         finally:
             self._shutdown_processes(runners.processes, stop)
         self._check_process_exitcodes(runners.processes)
 
     def _started_runners(
-        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
+        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> children.RunnerProcesses:
-        handshake = children.RestartHandshake(ctx, self.n_runners)
-        processes = self._spawn_runners(runner, store, stop, ctx=ctx, handshake=handshake)
-        return children.RunnerProcesses(processes, handshake, runner, stop, self.allowed_exit_codes)
+        deaths = ctx.SimpleQueue()
+        processes = self._spawn_runners(runner, store, stop, ctx=ctx, deaths=deaths)
+        return children.RunnerProcesses(processes, deaths, runner, stop, self.allowed_exit_codes)
 
     async def _until_runners_end(self, runners: children.RunnerProcesses, store: LightningStore) -> None:
-        """Wait for the runners to exit; recover the work of any that crashed."""
+        """Wait for the runners to exit, and give back the work of any that died."""
         client = self._client(store)
-        lost = asyncio.ensure_future(runners.until_lost(store if client is None else client))
         try:
-            await until(runners.have_ended)
-            if runners.has_failed():
-                await lost
+            while not runners.have_ended():
+                await runners.recover(client or store)
+                await asyncio.sleep(POLL_SECONDS)
+            await runners.recover(client or store)
+        except asyncio.CancelledError:  # by Ctrl-C, of which the runners got the signal too
+            logger.warning(LEAVING.format(self.graceful_timeout))
+            await runners.dismiss(self.graceful_timeout + REPORT_SECONDS)
+            raise
         finally:
-            lost.cancel()
-            await asyncio.wait([lost])
             if client is not None:
                 await client.close()
 
@@ -410,55 +426,23 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             prepare_codecs()
         # Runners are started first, while this process has no threads that a fork could tear apart.
         runners = self._started_runners(runner, store, stop, ctx)
-        guarded = OrphanedQueueGuard(algorithm, runners.have_ended, getattr(runner, "owns_worker", None))
-
-        async def algorithm_then_runners(store: LightningStore, event: ExecutionEvent) -> None:
-            try:
-                await guarded(store, event)
-            finally:  # while they are still served, so that they can report
-                await runners.dismiss(self.graceful_timeout + REPORT_SECONDS)
-
         try:
-            work = self._execute_algorithm(algorithm_then_runners, store, stop)
-            asyncio.run(self._run_unless_lost(work, runners, store, stop))
+            asyncio.run(self._execute_algorithm(algorithm, store, stop, runners))
         finally:
             self._shutdown_processes(runners.processes, stop)
-            asyncio.run(runners.recover_killed(store))
+            asyncio.run(runners.recover(store))
         try:
             self._check_process_exitcodes(runners.processes)
         except RunnersKilled as error:
             error.rollout_ids = tuple(runners.recovered)
             raise
 
-    async def _run_unless_lost(
-        self,
-        algorithm: Coroutine[object, object, None],
-        runners: children.RunnerProcesses,
-        store: LightningStore,
-        stop: ExecutionEvent,
-    ) -> None:
-        """Run the algorithm, unless all its runners are lost: then it would wait for ever."""
-        work, lost = asyncio.ensure_future(algorithm), asyncio.ensure_future(runners.until_lost(store))
-        try:
-            await asyncio.wait([work, lost], return_when=asyncio.FIRST_COMPLETED)
-            if stop.is_set():  # by a runner that failed; the algorithm may see it and end by itself
-                await asyncio.wait([work], timeout=self.graceful_timeout)
-        finally:
-            for task in (lost, work):
-                task.cancel()
-            await asyncio.wait([work, lost])
-        if not work.cancelled():
-            work.result()
-        else:
-            logger.error("Runners have died or failed, so the algorithm was stopped.")
-
     def _execute_around_runner(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> None:
         has_left = MultiprocessingEvent(ctx=ctx)
-        guarded = OrphanedQueueGuard(algorithm, has_left.is_set, getattr(runner, "owns_worker", None))
-        served = _ServedToTheEnd(guarded, has_left, self.graceful_timeout)
-        process = self._spawn_algorithm_process(served, store, stop, ctx=ctx)
+        runners = PlacedRunners(has_left.is_set, owned_by(runner), stop)
+        process = self._spawn_algorithm_process(algorithm, store, stop, ctx=ctx, runners=runners)
         self.release_port()
 
         def is_stopped() -> bool:
@@ -476,18 +460,3 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             self._shutdown_processes([process], stop)
             raise
         self._check_process_exitcodes([process])
-
-
-@dataclass(frozen=True)
-class _ServedToTheEnd:
-    """An algorithm in a process of its own; when it is done, it stops the runner and serves it until it has left."""
-
-    algorithm: AlgorithmBundle
-    has_left: ExecutionEvent
-    patience_seconds: float
-
-    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
-        await self.algorithm(store, event)
-        event.set()
-        interval_seconds = POLL_SECONDS / 4
-        await until(self.has_left.is_set, timeout_seconds=self.patience_seconds, interval_seconds=interval_seconds)

@@ -1,4 +1,4 @@
-"""Processes of an execution strategy: started, started again, watched, and their work recovered when they die."""
+"""Processes of an execution strategy: started, started again, watched, and their work given back when they die."""
 
 import asyncio
 import functools
@@ -18,19 +18,15 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Final, Literal
 
-from agentlightning.errors import ConfigurationError, NotAllowed
-from agentlightning.execution.base import OwnsWorker, RunnerBundle
+from agentlightning.errors import ConfigurationError
+from agentlightning.execution.base import RunnerBundle, give_back, owned_by
 from agentlightning.execution.events import ExecutionEvent
+from agentlightning.execution.watch import PlacedRunners
 from agentlightning.store.base import LightningStore
-from agentlightning.store.foreign import end_attempts_of
 from agentlightning.utils.child_process import leave_with_parent
-from agentlightning.utils.deadline import POLL_SECONDS, until
-from agentlightning.utils.log_failures import log_failures
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_SECONDS: Final = 10.0
-"""How long a child waits for the parent to acknowledge a restart."""
 SIGNALLED: Final = 128
 """An exit code above this is that of a process whose child was ended by a signal."""
 
@@ -103,36 +99,10 @@ def _end_with_parent(stop: ExecutionEvent, grace: float) -> None:
 # ---------------------------------------------------------------------- starting again
 
 
-class RestartHandshake:
-    """Lets the parent recover the work of a dead runner before the runner is started again.
-
-    The parent cannot tell the lives of one runner apart: if the next began first, its own work would be recovered too.
-    """
-
-    def __init__(self, ctx: Any, count: int) -> None:
-        self._announced = ctx.SimpleQueue()
-        self._acknowledged = [ctx.Semaphore(0) for _ in range(count)]
-
-    def announce(self, number: int, exit_code: int, stop: ExecutionEvent) -> None:
-        """In a child: wait until the parent has acknowledged the restart, or is not going to."""
-        self._announced.put((number, exit_code))
-        deadline = time.monotonic() + HANDSHAKE_SECONDS
-        while not self._acknowledged[number].acquire(timeout=POLL_SECONDS):
-            if stop.is_set() or time.monotonic() > deadline:
-                return
-
-    async def acknowledge_all(self, recover: "Callable[[int, int], Coroutine[Any, Any, None]]") -> None:
-        """In the parent: recover the work of those that are to be started again, by number and exit code."""
-        while not self._announced.empty():
-            number, exit_code = self._announced.get()
-            await recover(number, exit_code)
-            self._acknowledged[number].release()
-
-
 def restart_on_failure(
-    work: Callable[[], None],
+    work: Callable[[int], None],
     stop: ExecutionEvent,
-    handshake: RestartHandshake | None,
+    deaths: Any,
     number: int,
     most_restarts: int,
     allowed_exit_codes: Sequence[int],
@@ -140,11 +110,15 @@ def restart_on_failure(
     """In a child: do the work in a child of its own, and again when that dies. Its last exit code becomes ours.
 
     The process that starts others again has nothing else to do, so that it can fork without tearing threads apart.
+
+    Args:
+        work: Takes the number of the start, from 0.
+        deaths: A queue that gets our number and the exit code before the next start.
     """
     _end_with_parent(stop, 0.0)
     name = multiprocessing.current_process().name
-    for restarts_left in range(most_restarts, -1, -1):
-        process = start_process(start_context(), work, name)
+    for start in range(most_restarts + 1):
+        process = start_process(start_context(), functools.partial(work, start), name)
         try:
             process.join()
         except KeyboardInterrupt:
@@ -152,11 +126,11 @@ def restart_on_failure(
             os.kill(process.pid, signal.SIGINT)
             process.join()
         code = process.exitcode
-        if code is None or code in allowed_exit_codes or stop.is_set() or restarts_left == 0:
+        if code is None or code in allowed_exit_codes or stop.is_set() or start == most_restarts:
             sys.exit(code if code is None or code >= 0 else SIGNALLED - code)
-        if handshake is not None:
-            handshake.announce(number, code, stop)
-        logger.warning("%s died with exit code %s and is started again; %d more times.", name, code, restarts_left - 1)
+        deaths.put((number, code))
+        left = most_restarts - start - 1
+        logger.warning("%s died with exit code %s and is started again; %d more times.", name, code, left)
 
 
 # ---------------------------------------------------------------------- watching
@@ -167,93 +141,50 @@ def was_killed(process: BaseProcess) -> bool:
     return process.exitcode is not None and (process.exitcode < 0 or process.exitcode > SIGNALLED)
 
 
-class RunnerProcesses:
-    """The runner processes of a strategy; the work of those that die is recovered."""
+class RunnerProcesses(PlacedRunners):
+    """The runner processes of a strategy; the work of those that die is given back.
+
+    Args:
+        deaths: A queue of the number and the exit code of each runner that has died and is started again.
+    """
 
     def __init__(
         self,
         processes: Sequence[BaseProcess],
-        handshake: RestartHandshake,
+        deaths: Any,
         runner: RunnerBundle,
         stop: ExecutionEvent,
         allowed_exit_codes: Sequence[int],
     ) -> None:
+        super().__init__(lambda: all(process.exitcode is not None for process in processes), owned_by(runner), stop)
         self.processes = processes
         self.recovered: list[str] = []
         """Rollouts whose attempts were ended because their runner died."""
+        self._runner = runner
+        self._deaths = deaths
+        self._starts = dict.fromkeys(range(len(processes)), 0)
+        """The latest start of each runner that has not ended, as far as its end was seen."""
+        self._is_stopped = stop.is_set
         self._allowed = allowed_exit_codes
-        self._owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
-        self._token: str = getattr(runner, "worker_token", "")
-        self._stop = stop
-        self._is_dismissed = False
-        self._handshake = handshake
 
-    async def until_lost(self, store: LightningStore) -> None:
-        """Recover the work of dead runners; returns when the algorithm would wait for runners in vain.
+    def have_failed(self) -> bool:
+        """When none is left and one of them died, or when one has failed and set the stop event."""
+        has_died = any(process.exitcode not in (None, *self._allowed) for process in self.processes)
+        return has_died and (self.have_ended() or self._is_stopped())
 
-        That is when none is left and one of them died, or when one has failed and set the stop event.
-        """
-        watched = dict(enumerate(self.processes))
+    async def recover(self, store: LightningStore) -> None:
+        while not self._deaths.empty():
+            number, exit_code = self._deaths.get()
+            await self._give_back(store, number, exit_code)
+            self._starts[number] += 1
+        for number in [number for number in self._starts if self.processes[number].exitcode is not None]:
+            await self._give_back(store, number, self.processes[number].exitcode or 0)
+            del self._starts[number]
 
-        async def recover(number: int, exit_code: int) -> None:
-            if exit_code != 0 and not self._stop.is_set():
-                await self._recover(store, number, exit_code)
-
-        while True:
-            await self._handshake.acknowledge_all(recover)
-            for number in [number for number, process in watched.items() if process.exitcode is not None]:
-                await recover(number, watched.pop(number).exitcode or 0)
-            if self.has_failed() and not self._is_dismissed and (self.have_ended() or self._stop.is_set()):
-                return
-            await asyncio.sleep(POLL_SECONDS)
-
-    def have_ended(self) -> bool:
-        return all(process.exitcode is not None for process in self.processes)
-
-    def has_failed(self) -> bool:
-        """Whether one ended with an exit code that is not allowed."""
-        return any(process.exitcode not in (None, *self._allowed) for process in self.processes)
-
-    async def dismiss(self, timeout_seconds: float) -> None:
-        """Stop all, because the algorithm needs them no more, and wait for their end for so long at most."""
-        self._is_dismissed = True
-        self._stop.set()
-        await until(self.have_ended, timeout_seconds=timeout_seconds, interval_seconds=POLL_SECONDS / 4)
-
-    async def recover_killed(self, store: LightningStore) -> None:
-        """End the attempts of runners that had to be killed, so that they do not look as if they still ran."""
-        for number, process in enumerate(self.processes):
-            if process.exitcode:
-                await self._recover(store, number, process.exitcode)
-
-    async def _recover(self, store: LightningStore, number: int, exit_code: int) -> None:
-        """Nothing is recovered without the ids of the bundle's workers: others may have the same names."""
-        if self._owns_worker is None:
-            return
-        reason = f"process runner-{number} died with exit code {exit_code}"
-        with log_failures(logger, "The work of runner-%d could not be recovered.", number):
-            is_lost = functools.partial(self._owns_worker, number=number)
-            self.recovered += await recover_attempts(store, self._token, is_lost, reason)
-
-
-async def recover_attempts(store: LightningStore, token: str, is_lost: Callable[[str], bool], reason: str) -> list[str]:
-    """End the open attempts of workers that are lost; returns the ids of their rollouts.
-
-    Args:
-        token: Part of the ids of all workers among which they are looked for.
-        is_lost: Says of an id whether that worker is.
-    """
-    recovered: list[str] = []
-    for worker in await store.query_workers(worker_id_contains=token):
-        if not is_lost(worker.worker_id):
-            continue
-        try:
-            recovered += await store.mark_worker_lost(worker.worker_id, reason)
-        except NotAllowed:  # a runner's token may only end attempts one by one
-            recovered += await end_attempts_of(store, worker.worker_id, reason)
-    if recovered:
-        logger.warning("Given back, because %s: %s.", reason, ", ".join(recovered))
-    return recovered
+    async def _give_back(self, store: LightningStore, number: int, exit_code: int) -> None:
+        if exit_code != 0:
+            reason = f"process runner-{number} died with exit code {exit_code}"
+            self.recovered += await give_back(store, self._runner, number, self._starts[number], reason)
 
 
 @contextmanager

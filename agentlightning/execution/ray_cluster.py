@@ -23,8 +23,8 @@ from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from agentlightning.execution.events import ThreadingEvent
-from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.execution.ray_runners import RayRunners, RunnerActor, pickled_runner
+from agentlightning.execution.watch import run_watched
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
@@ -131,27 +131,23 @@ class RayExecutionStrategy(ExecutionStrategy):
     async def _execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         pickled, stop = pickled_runner(runner), ThreadingEvent()
         async with self._served(store) as served:
-            runners = RayRunners(self._actors(served.client), runner, pickled, served.store)
-            guarded = OrphanedQueueGuard(algorithm, runners.have_left, getattr(runner, "owns_worker", None))
-            work: asyncio.Future[Any] = asyncio.ensure_future(guarded(served.store, stop))
+            runners = RayRunners(self._actors(served.client), runner, pickled, served.store, stop)
             try:
                 with self._scaling:
                     self._loop, self._runners = asyncio.get_running_loop(), runners
                     runners.scale(self.n_runners)
-                await asyncio.wait([work, runners.failure], return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():  # the algorithm may see that it is to stop, and end by itself
-                    stop.set()
-                    await asyncio.wait([work], timeout=self.graceful_timeout)
+                await run_watched(algorithm, served.store, stop, runners, grace_seconds=self.graceful_timeout)
+            except Exception as error:
+                if runners.failure is not None:
+                    raise runners.failure from error
+                raise
             finally:
                 with self._scaling:
                     self._loop = self._runners = None
                 stop.set()
-                work.cancel()
-                await asyncio.wait([work])
                 await runners.stop(self.graceful_timeout)
-        if runners.failure.done():
-            raise runners.failure.result() from (None if work.cancelled() else work.exception())
-        work.result()
+        if runners.failure is not None:
+            raise runners.failure
 
     def _actors(self, client: LightningStoreClient) -> Callable[[int], Any]:
         """What makes the actor of a number."""

@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.execution.base import OwnsWorker, RunnerBundle
-from agentlightning.execution.events import ControlFlags, ThreadingEvent
-from agentlightning.execution.processes import recover_attempts
+from agentlightning.execution.base import RunnerBundle, at_start, give_back, owned_by
+from agentlightning.execution.events import ControlFlags, ExecutionEvent, ThreadingEvent
+from agentlightning.execution.watch import PlacedRunners
 from agentlightning.litagent.decorator import FunctionalLitAgent
 from agentlightning.logging import setup
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.utils.deadline import until
-from agentlightning.utils.id import worker_id
-from agentlightning.utils.log_failures import log_failures
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +36,8 @@ REPORT_SECONDS: Final = 2.0
 class RunnerProcess:
     """The process in which an actor runs now."""
 
-    mark: str
-    """Part of the ids of its workers in the store, and of no others'."""
+    start: int
+    """Which start of the runner it is, as the trainer counts them."""
     address: str
     """Of its node."""
 
@@ -69,6 +67,7 @@ class RunnerActor:
         self._stop = ThreadingEvent()
         self._flags = ControlFlags(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
         self._runner: Any = None
+        self._start = 0
         self._work: asyncio.Task[None] | None = None
         if log_level is not None:
             setup(log_level, color=False)
@@ -77,8 +76,8 @@ class RunnerActor:
         """How Ray marks the lines that this process prints."""
         return f"runner-{self._number}"
 
-    async def begin(self, pickled: bytes, control: Control) -> RunnerProcess:
-        """Load the runner, and say in which process it is; `work` may be called then."""
+    async def begin(self, pickled: bytes, control: Control, start: int) -> RunnerProcess:
+        """Load the runner, unless an earlier call did, and say in which process it is; `work` may be called then."""
         from ray.util import get_node_ip_address
 
         address: str = get_node_ip_address()
@@ -92,9 +91,10 @@ class RunnerActor:
                 ) from error
             if hasattr(self._runner, "flags"):
                 self._runner.flags = self._flags
+            self._runner, self._start = at_start(self._runner, start), start
             gc.freeze()  # as in the processes of `cs`: what is loaded by now stays
         await self.apply(control)
-        return RunnerProcess(worker_id("", ""), address)
+        return RunnerProcess(self._start, address)
 
     async def apply(self, control: Control) -> None:
         """Take notice of what is to be done from now on."""
@@ -161,33 +161,40 @@ class _Member:
     is_leaving: bool = False
 
 
-class RayRunners:
+class RayRunners(PlacedRunners):
     """The runners of one training: more or fewer of them as it goes on, and none when it has ended."""
 
     def __init__(
-        self, create_actor: Callable[[int], Any], runner: RunnerBundle, pickled: bytes, store: LightningStore
+        self,
+        create_actor: Callable[[int], Any],
+        runner: RunnerBundle,
+        pickled: bytes,
+        store: LightningStore,
+        stop: ExecutionEvent,
     ) -> None:
         """No runner yet.
 
         Args:
             create_actor: Makes the actor of this number, a handle of `RunnerActor`.
-            runner: What they run; its `owns_worker` and its flags are those of the training.
+            runner: What they run; its flags are those of the training.
             pickled: The same as it travels.
             store: Where the claims of lost processes are given back.
+            stop: Set when a runner has failed.
         """
         import ray
 
+        super().__init__(lambda: all(task.done() for task in self._members), owned_by(runner), stop)
         self._create_actor = create_actor
         # Not an argument of the actors' constructor: Ray starts an actor again only where it still finds those.
         self._pickled = ray.put(pickled)
-        self._owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
-        self._token: str = getattr(runner, "worker_token", "")
+        self._runner = runner
+        self._stop_all = stop.set
         self._flags: ControlFlags | None = getattr(runner, "flags", None)
         self._store = store
         self._members: dict[asyncio.Task[None], _Member] = {}
         self._version = 0
-        self.failure: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        """Has a result when a runner has failed."""
+        self.failure: Exception | None = None
+        """Of the first runner that has failed."""
         self._following = asyncio.create_task(self._follow_flags(), name="flags")
 
     def scale(self, count: int) -> None:
@@ -202,9 +209,8 @@ class RayRunners:
             task.add_done_callback(self._note_end)
             self._members[task] = member
 
-    def have_left(self) -> bool:
-        """Whether all have ended."""
-        return all(task.done() for task in self._members)
+    def have_failed(self) -> bool:
+        return self.failure is not None
 
     async def stop(self, grace_seconds: float) -> None:
         """End all; what still runs after the grace is given back."""
@@ -246,7 +252,8 @@ class RayRunners:
 
     async def _begin(self, member: _Member) -> None:
         """Wait until the runner is in a process, and give back what the one before had claimed, if there was one."""
-        beginning = asyncio.wrap_future(member.actor.begin.remote(self._pickled, self._control(member)).future())
+        start = 0 if member.process is None else member.process.start + 1
+        beginning = asyncio.wrap_future(member.actor.begin.remote(self._pickled, self._control(member), start).future())
         try:
             done, _ = await asyncio.wait([beginning], timeout=PLACEMENT_SECONDS)
             if not done:
@@ -264,16 +271,9 @@ class RayRunners:
 
     async def _give_back(self, member: _Member) -> None:
         """Let others have what the process of a runner had claimed."""
-        owns_worker, process = self._owns_worker, member.process
-        if owns_worker is None or process is None:
-            return
-
-        def is_lost(found_id: str) -> bool:
-            return process.mark in found_id and owns_worker(found_id, number=member.number)
-
-        reason = f"runner-{member.number} on {process.address} was lost"
-        with log_failures(logger, "What runner-%d was working on could not be given back.", member.number):
-            await recover_attempts(self._store, self._token, is_lost, reason)
+        if member.process is not None:
+            reason = f"runner-{member.number} on {member.process.address} was lost"
+            await give_back(self._store, self._runner, member.number, member.process.start, reason)
 
     def _dismiss(self, task: "asyncio.Task[None]", grace_seconds: float | None) -> None:
         member = self._members[task]
@@ -285,8 +285,9 @@ class RayRunners:
 
     def _note_end(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self.failure.done():
-            self.failure.set_result(error if isinstance(error, TrainingError) else TrainingError(str(error)))
+        if error is not None and self.failure is None:
+            self.failure = error if isinstance(error, TrainingError) else TrainingError(str(error))
+            self._stop_all()
 
     # ------------------------------------------------------------------ what they are to do
 

@@ -16,10 +16,11 @@ from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
     RunnerBundle,
+    owned_by,
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent, run_until_stopped
-from agentlightning.execution.orphan_guard import OrphanedQueueGuard
+from agentlightning.execution.watch import PlacedRunners, run_watched
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.utils.loop_thread import LoopThread
@@ -81,17 +82,18 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         stop, failures = ThreadingEvent(), _Failures()
         threads: list[threading.Thread] = []
         agents = LoopThread("agents")
-        has_runner_left = threading.Event()
+        ended: list[int] = []  # the numbers of runners
+        runners = PlacedRunners(lambda: len(ended) == self.n_runners, owned_by(runner))
 
-        def are_runners_gone() -> bool:
-            in_threads = self.main_thread == "algorithm"
-            return not any(thread.is_alive() for thread in threads) if in_threads else has_runner_left.is_set()
-
-        guarded = OrphanedQueueGuard(algorithm, are_runners_gone, getattr(runner, "owns_worker", None))
+        def run_runner(number: int, failures: _Failures | None) -> None:
+            try:
+                self._run(functools.partial(runner, shared, number, stop), stop, failures)
+            finally:
+                ended.append(number)
 
         async def until_algorithm_ends() -> None:
             try:
-                await guarded(shared, stop)
+                await run_watched(algorithm, shared, stop, runners)
             finally:
                 stop.set()  # without an algorithm nobody sends work
 
@@ -99,14 +101,13 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         try:
             if self.main_thread == "algorithm":
                 for number in range(self.n_runners):
-                    work = functools.partial(self._run, functools.partial(runner, shared, number, stop), stop, failures)
+                    work = functools.partial(run_runner, number, failures)
                     threads.append(_started_thread(f"runner-{number}", work, agents if self.n_runners > 1 else None))
                 self._run(until_algorithm_ends, stop, None)
             else:
                 work = functools.partial(self._run, until_algorithm_ends, stop, failures)
                 threads.append(_started_thread("algorithm", work))
-                self._run(functools.partial(runner, shared, 0, stop), stop, None)
-                has_runner_left.set()
+                run_runner(0, None)
                 # The runner may be done before the algorithm is, which ends by itself.
                 threads[0].join()
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What knows earlier releases, but for `store/foreign.py`: the v0.1 protocol, AgentOps.
+"""What knows earlier releases: the v0.1 protocol, AgentOps.
 
 A client of the v0.1 protocol polls for tasks and posts results, a server hands tasks out and keeps results. The server
 sits on a `LightningStore`: a task is a rollout, a claim is an attempt, a result is the spans and metadata of an

@@ -19,7 +19,6 @@ from agentlightning.legacy.results import RESULT, rollout_from_spans, spans_of
 from agentlightning.runner.failures import FailureNote
 from agentlightning.runner.results import output_of
 from agentlightning.store.base import UNSET, LightningStore, is_finished, is_queuing, is_running
-from agentlightning.store.foreign import adapted
 from agentlightning.store.forwarding import innermost
 from agentlightning.store.http.credentials import secrets_in
 from agentlightning.store.local import LocalStore
@@ -65,7 +64,7 @@ class ServerDataStore:
             store: Where everything is kept.
             task_timeout_seconds: After this time a claimed task goes back to the queue; None waits for ever.
         """
-        self.store = adapted(store) if store is not None else InMemoryLightningStore()
+        self.store = store if store is not None else InMemoryLightningStore()
         self._config = RolloutConfig()
         if task_timeout_seconds is not None:
             # The old protocol never gives a task up.

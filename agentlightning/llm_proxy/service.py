@@ -10,7 +10,6 @@ from agentlightning.llm_proxy.backends import BackendPool
 from agentlightning.llm_proxy.gateway import Gateway, GatewaySettings
 from agentlightning.llm_proxy.recorder import Recorder
 from agentlightning.store.base import LightningStore
-from agentlightning.store.foreign import adapted
 from agentlightning.utils.once import fork_handlers
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
@@ -35,7 +34,7 @@ class Service:
         self._backends = BackendPool(
             model_list, num_retries=settings.num_retries, deadline_seconds=settings.deadline_seconds
         )
-        self.recorder = Recorder(adapted(store), raw_spans=settings.raw_spans)
+        self.recorder = Recorder(store, raw_spans=settings.raw_spans)
         self.gateway = Gateway(self._backends, self.recorder, settings=settings)
         app: Any = self.gateway
         for middleware in settings.middlewares:

@@ -2,27 +2,28 @@
 
 import asyncio
 import copy
+import itertools
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from agentlightning.errors import ConfigurationError, StoreUnavailable
+from agentlightning.errors import ConfigurationError
 from agentlightning.litagent import LitAgent
-from agentlightning.runner.attempt import AttemptRun, RunnerContext
+from agentlightning.litagent.invocation import AgentMethod, RolloutMethod, method_of
+from agentlightning.runner.attempt import LEAVING_SECONDS, AttemptRun, KnownResources
 from agentlightning.runner.base import Runner
 from agentlightning.runner.failures import FailureLog
 from agentlightning.runner.heartbeat import Heartbeat, LaunchMode
-from agentlightning.runner.pool import Slot, WorkerPool
+from agentlightning.runner.slots import ClaimQueue, Slot
 from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import Claim
-from agentlightning.store.foreign import adapted
-from agentlightning.store.forwarding import innermost
 from agentlightning.tracer import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
-from agentlightning.utils.deadline import POLL_SECONDS, until
+from agentlightning.utils.deadline import until
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.id import worker_id as unique_worker_id
 from agentlightning.utils.log_failures import log_failures
@@ -89,14 +90,20 @@ class LitAgentRunner(Runner[T_task]):
         """Which POML templates agents may format."""
         self.failures = FailureLog()
         """Logs rollouts that failed."""
-        self._worker_token: str | None = None
+        self._given_worker_id: str | None = None
         self._store_worker_id: str | None = None
         self._agent: LitAgent[T_task] | None = agent
         self._store: LightningStore | None = None
-        self._hooks: list[Hook] = []
-        self._context: RunnerContext | None = None
+        self.hooks: list[Hook] = []
         self._has_logged_outage = False
-        self._threads: DaemonThreads = DaemonThreads("agent")
+        self.known_resources = KnownResources()
+        """Which resources the store need not send again."""
+        self.attempts: dict[str, AttemptRun] = {}
+        """What runs now, by attempt id."""
+        self.threads: DaemonThreads = DaemonThreads("agent")
+        """In which plain agents run."""
+        self._methods: dict[RolloutMethod, AgentMethod] = {}
+        self._claim_counter = itertools.count()
 
     # ------------------------------------------------------------------ life cycle
 
@@ -106,26 +113,30 @@ class LitAgentRunner(Runner[T_task]):
         """Take the agent and the hooks."""
         self._agent = agent if agent is not None else self._agent
         self.get_agent().set_runner(self)
-        self._hooks = list(hooks or [])
+        self._methods = {}
+        self.hooks = list(hooks or [])
         self._tracer.init()
         lifecycle_of(self).step("init")
 
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: object) -> None:
         """Take the store, in the worker that will use it."""
-        self._store = adapted(store)
+        self._store = store
         self._has_logged_outage = False
-        self._context = None
+        self.known_resources = KnownResources()
         self.worker_id = worker_id
-        self._store_worker_id = unique_worker_id(self.get_worker_id(), self._worker_token or generate_id(TOKEN_DIGITS))
+        self._claim_counter = itertools.count()
+        self._store_worker_id = self._given_worker_id or unique_worker_id(
+            self.get_worker_id(), generate_id(TOKEN_DIGITS)
+        )
         self._tracer.init_worker(worker_id, self._store)
 
     def teardown(self, *args: object, **kwargs: object) -> None:
         self._agent = None
         self._store = None
-        self._context = None
+        self._methods = {}
         self.worker_id = self._store_worker_id = None
-        self._hooks = []
-        self._threads.close()
+        self.hooks = []
+        self.threads.close()
         self._tracer.teardown()
         lifecycle_of(self).become(LifecycleState.STOPPED)
 
@@ -135,12 +146,13 @@ class LitAgentRunner(Runner[T_task]):
 
     def __getstate__(self) -> dict[str, object]:
         """A copy, here or in another process, is as new: with a tracer of its own, and nothing that runs."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("_threads", "_life")}
-        return {**kept, "_tracer": copy.copy(self._tracer), "_store": None, "_context": None, "worker_id": None}
+        kept = {name: value for name, value in vars(self).items() if name not in ("threads", "_claim_counter", "_life")}
+        fresh: dict[str, object] = {"_store": None, "worker_id": None, "attempts": {}, "_methods": {}}
+        return {**kept, **fresh, "_tracer": copy.copy(self._tracer)}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._threads = DaemonThreads("agent")
+        self.threads = DaemonThreads("agent")
 
     # ------------------------------------------------------------------ parts
 
@@ -174,11 +186,11 @@ class LitAgentRunner(Runner[T_task]):
 
     def set_calling_thread(self, thread: CallingThread) -> None:
         """Run a plain agent in this thread, one rollout after the other, until `teardown`."""
-        self._threads, self._max_concurrency = thread, 1
+        self.threads, self._max_concurrency = thread, 1
 
-    def set_worker_token(self, token: str) -> None:
-        """Have the next `init_worker` end the id in the store with this token, by which others recognise it."""
-        self._worker_token = token
+    def set_store_worker_id(self, worker_id: str) -> None:
+        """Have the next `init_worker` take this id in the store, which the process that started it knows."""
+        self._given_worker_id = worker_id
 
     # ------------------------------------------------------------------ working off the queue
 
@@ -188,10 +200,14 @@ class LitAgentRunner(Runner[T_task]):
         await self._iter_started(event)
 
     async def _iter_started(self, event: "ExecutionEvent | None" = None) -> None:
-        life = lifecycle_of(self)
+        life, loop = lifecycle_of(self), asyncio.get_running_loop()
+
+        def lose(ids: Sequence[tuple[str, str]]) -> None:
+            loop.call_soon_threadsafe(self._revoke, ids)
+
         try:
-            context = self.context
-            with self._heartbeat.beating(context.store, context.worker_id, context.running_attempts):
+            store, worker_id = self.get_store(), self.get_store_worker_id()
+            with self._heartbeat.beating(store, worker_id, self.running_attempts, lose):
                 await self._work_off(event)
         except BaseException as error:
             life.become(LifecycleState.FAILED, error=error)
@@ -201,25 +217,28 @@ class LitAgentRunner(Runner[T_task]):
             raise life.failure
 
     async def _work_off(self, event: "ExecutionEvent | None") -> None:
-        inner = innermost(self.get_store())
-        pool = WorkerPool(
-            *(self._max_concurrency, self._max_rollouts),
-            claims_ahead=adapted(inner) is inner,  # a foreign store cannot undo claims without a trace
+        queue = ClaimQueue(
+            lambda slot, count: self._claim(slot, count, event),
+            quota=self._max_rollouts,
+            counter=self._claim_counter,
             is_claiming=lambda: self._is_claiming(event),
-            run_attempt=self._run_attempt,
-            return_claims=self._return_claims,
+            is_over=lambda: self._is_over(event),
         )
+        slots = [Slot(number, queue) for number in range(self._max_concurrency)]
+        tasks = [asyncio.create_task(self._run_slot(slot)) for slot in slots]
         try:
-            while not self._is_over(event) and (pool.is_busy or not pool.is_spent):
-                if not self._is_claiming(event):
-                    await pool.return_claims()
-                elif pool.room > 0 and not pool.is_spent:
-                    await self._claim_for(pool, event)
-                    continue
-                await pool.change(POLL_SECONDS)
-            await pool.finish()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            await pool.cancel()
+            for task in tasks:
+                task.cancel()
+            while not all(task.done() for task in tasks):
+                with suppress(asyncio.CancelledError):  # whoever ends the loop cancels each task of it
+                    await asyncio.wait(tasks)
+            if queue.claims or any(slot.has_open_claim for slot in slots):
+                await self._return_claims()
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
 
     def _is_claiming(self, event: "ExecutionEvent | None") -> bool:
         return lifecycle_of(self).state is LifecycleState.RUNNING and (event is None or not event.is_set())
@@ -228,59 +247,72 @@ class LitAgentRunner(Runner[T_task]):
         is_ending = lifecycle_of(self).state in (LifecycleState.STOPPING, LifecycleState.FAILED)
         return is_ending or (event is not None and event.is_set())
 
-    async def _claim_for(self, pool: WorkerPool, event: "ExecutionEvent | None") -> None:
-        """Claim what the pool has room for; wait for a while if there is nothing."""
-        waits, is_idle = pool.free > 0, not pool.is_busy
-        reserved = pool.reserve(pool.room)
-        claims: Sequence[Claim] = []
-        is_away = False
-        try:
-            claims = await self._claim(reserved, event, waits=waits)
-            self._has_logged_outage = False
-        except StoreUnavailable as error:
-            is_away = True
-            if not self._has_logged_outage:
-                logger.warning("The store cannot be reached (%s); asking again.", error)
-            self._has_logged_outage = True
-        finally:
-            pool.take(claims, reserved=reserved)
-        if claims or (waits and not is_away):
-            return
-        if is_idle:
-            await until(lambda: not self._is_claiming(event), timeout_seconds=self._poll_interval)
-        else:
-            await pool.change(POLL_SECONDS)
+    async def _run_slot(self, slot: Slot) -> None:
+        claim = await slot.queue.next_claim(slot)
+        while claim is not None:
+            claim = await self._run_and_claim(claim, slot) or await slot.queue.next_claim(slot)
 
-    async def _run_attempt(self, claim: Claim, slot: Slot) -> Claim | None:
-        context, rollout = self.context, claim.rollout
-        number = rollout.attempt.sequence_id
-        logger.debug("Rollout %s, attempt %d, is claimed by %s.", rollout.rollout_id, number, context.worker_id)
-        attempt = AttemptRun(context, rollout, context.known_resources.of(claim), slot, claim)
-        await attempt.run()
-        return attempt.following
+    async def _run_and_claim(self, claim: Claim, slot: Slot) -> Claim | None:
+        """Run a claimed rollout; returns what was claimed in the step that finished it."""
+        rollout, number = claim.rollout, claim.rollout.attempt.sequence_id
+        logger.debug("Rollout %s, attempt %d, is claimed by %s.", rollout.rollout_id, number, self._store_worker_id)
+        return await AttemptRun(self, rollout, self.known_resources.of(claim), claim, slot).run()
 
-    async def _return_claims(self, claims: Sequence[Claim]) -> bool:
-        """Put claims back into the queue; False if the store cannot take them now, and they are still ours."""
-        ids = [(claim.rollout.rollout_id, claim.rollout.attempt.attempt_id) for claim in claims]
-        with log_failures(logger, "%d claims could not be given back", len(claims), level=logging.WARNING):
-            await self.get_store().return_claims(ids)
-            return True
-        return False
-
-    async def _claim(self, limit: int, event: "ExecutionEvent | None", *, waits: bool) -> Sequence[Claim]:
-        """Rollouts from the head of the queue; the store may wait for some, until we stop claiming."""
-        context, wait = self.context, self._poll_interval if waits else None
-        known = context.known_resources.versions
+    async def _claim(self, slot: Slot, limit: int, event: "ExecutionEvent | None") -> Sequence[Claim]:
+        """Rollouts from the head of the queue, for which the store waits; none while the store is away, or we pause."""
+        if not self._is_claiming(event):
+            await until(lambda: self._is_claiming(event) or self._is_over(event))
+            return ()
+        store, options = self.get_store(), {**self.claim_options(), "limit": limit, "wait": self._poll_interval}
         claiming = asyncio.ensure_future(
-            context.store.claim_rollouts(limit=limit, worker_id=context.worker_id, known_resources=known, wait=wait)
+            slot.claim(lambda claim_id: store.claim_rollouts(**options, claim_id=claim_id))
         )
         try:
             await until(lambda: not self._is_claiming(event), beside=claiming)
         finally:
             if not claiming.done():
-                claiming.cancel()  # a claim that is on its way is given back
+                claiming.cancel()
                 await asyncio.wait([claiming])
-        return [] if claiming.cancelled() else claiming.result()
+        try:
+            claims = () if claiming.cancelled() else claiming.result()
+            self._has_logged_outage = False
+        except ConnectionError as error:
+            if not self._has_logged_outage:
+                logger.warning("The store cannot be reached (%s); asking again.", error)
+            self._has_logged_outage = True
+            await until(lambda: not self._is_claiming(event), timeout_seconds=self._poll_interval)
+            return ()
+        return claims
+
+    def claim_options(self) -> dict[str, Any]:
+        """What every claim says of this worker."""
+        return {
+            "worker_id": self.get_store_worker_id(),
+            "heartbeat_interval": self._heartbeat.interval_seconds,
+            "known_resources": self.known_resources.versions,
+        }
+
+    async def _return_claims(self) -> None:
+        """Let others have what the store gave, or may have given, and no agent runs."""
+        losing = self.get_store().mark_worker_lost(self.get_store_worker_id(), "the runner stopped")
+        with log_failures(logger, "What was claimed last could not be given back", level=logging.WARNING):
+            await asyncio.wait_for(losing, LEAVING_SECONDS)
+
+    def running_attempts(self) -> list[tuple[str, str]]:
+        """Ids of rollout and attempt of all that runs now; may be called in any thread."""
+        return [(attempt.rollout.rollout_id, attempt_id) for attempt_id, attempt in tuple(self.attempts.items())]
+
+    def _revoke(self, ids: Sequence[tuple[str, str]]) -> None:
+        for _, attempt_id in ids:
+            if attempt_id in self.attempts:
+                self.attempts[attempt_id].revoke()
+
+    def method_for(self, mode: RolloutMode | None) -> AgentMethod:
+        """What to call of the agent for a rollout of this mode."""
+        name: RolloutMethod = "training_rollout" if mode == "train" else "validation_rollout"
+        if name not in self._methods:
+            self._methods[name] = method_of(self.get_agent(), name)
+        return self._methods[name]
 
     # ------------------------------------------------------------------ one rollout
 
@@ -309,25 +341,8 @@ class LitAgentRunner(Runner[T_task]):
             raise RuntimeError(f"Failed to fetch completed rollout by id after step: {started.rollout_id}")
         return rollout
 
-    @property
-    def context(self) -> RunnerContext:
-        """What its attempts share."""
-        if self._context is None:
-            self._context = RunnerContext(
-                agent=self.get_agent(),
-                store=self.get_store(),
-                tracer=self._tracer,
-                runner=self,
-                threads=self._threads,
-                worker_id=self.get_store_worker_id(),
-                hooks=self._hooks,
-                templates=self.templates,
-                failures=self.failures,
-            )
-        return self._context
-
     async def _step_impl(self, next_rollout: AttemptedRollout, raise_on_exception: bool = False) -> str:
-        attempt = AttemptRun(self.context, next_rollout)
+        attempt = AttemptRun(self, next_rollout)
         await attempt.run()
         if raise_on_exception and attempt.error is not None:
             raise attempt.error

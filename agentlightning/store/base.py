@@ -6,7 +6,7 @@ returned. Ids that name nothing raise `NotFound` unless a method says otherwise.
 handed out are copies.
 
 How an operation behaves is written in `store/behaviour`; how it travels is derived from these declarations by
-`store/operations.py`. A declaration has no body: an operation that a store does not define is not implemented there.
+`store/operations.py`. A declaration has no body.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import InvalidQuery
 from agentlightning.store.claims import Claim, ResourcesVersion
+from agentlightning.store.composed import ComposedOperations
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset, operation, operations_of
 from agentlightning.types import (
@@ -51,10 +52,10 @@ __all__ = ["UNSET", "LightningStore", "LightningStoreCapabilities", "LightningSt
 __all__ += ["is_finished", "is_queuing", "is_running"]
 
 
-class LightningStore:
+class LightningStore(ComposedOperations):
     """The one place where state lives. A back end answers every operation; this class only declares them.
 
-    Trainer, runners and servers also take a store that answers some (`store/foreign.py`)."""
+    What a subclass does not define is made of what it does (`store/composed.py`)."""
 
     @ComponentProperty
     def state(self) -> str:
@@ -138,10 +139,13 @@ class LightningStore:
     ) -> AttemptedRollout | None:
         """Claim the head of the queue: the rollout becomes `preparing` with a new attempt; None if the queue is empty.
 
-        Each entry is handed out once. `wait` blocks for up to that many seconds until there is work. Repeated under a
-        `claim_id` that the caller made, within ten minutes, it gives the same worker what of that claim is still open.
-        A worker that says how many seconds lie between its heartbeats gets a lease: it loses the rollout if it does not
-        name the attempt in its heartbeats (`update_worker`)."""
+        Each entry is handed out once. `wait` blocks for up to that many seconds until there is work. A worker that says
+        how many seconds lie between its heartbeats gets a lease: it loses the rollout if it does not name the attempt
+        in its heartbeats (`update_worker`).
+
+        A `claim_id` is `SLOT:COUNTER`: a worker makes one claim after the other in a slot, with a higher counter each
+        time. The last claim of a slot, repeated, gives what of it is still open, and nothing if it gave nothing; an
+        earlier one gives nothing. Without a `worker_id` no repeat is known."""
 
     @operation("POST", "/queues/rollouts/dequeue", who="runner", ids="claim_id")
     async def dequeue_many_rollouts(
@@ -167,12 +171,6 @@ class LightningStore:
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Sequence[Claim]:
         """As `dequeue_many_rollouts`, with each rollout's resources; a version that the caller knows is only named."""
-
-    @operation("POST", "/queues/rollouts/return", who="runner")
-    async def return_claims(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[bool]:
-        """Undo claims with which nothing was begun: the rollouts go back to the head of the queue, in the given order.
-
-        Tells for each (rollout id, attempt id) whether it was: not if the attempt has begun, or is not the latest."""
 
     @operation("GET", "/rollouts/{rollout_id}", who="runner")
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
@@ -306,7 +304,9 @@ class LightningStore:
         heartbeat_interval: float | None = None,
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Claim | None:
-        """`finish_attempt`, then `claim_rollouts` of one without waiting, as one step; None if the queue is empty."""
+        """`finish_attempt`, then `claim_rollouts` of one without waiting, as one step; None if the queue is empty.
+
+        A repeat by its `claim_id` finishes nothing again."""
 
     # ------------------------------------------------------------------ spans
 
@@ -326,13 +326,13 @@ class LightningStore:
         ids: dict[str, Any] = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": number}
         return await self.add_span(Span.from_opentelemetry(readable_span, **ids))
 
-    @operation("POST", "/spans/next", who="attempt", ids="request_id", watchdog=False)
+    @operation("POST", "/spans/next", who="attempt", watchdog=False)
     async def get_next_span_sequence_id(
         self, rollout_id: str, attempt_id: str, *, request_id: str | None = None
     ) -> int:
-        """The next number of a rollout, from 1, shared by its attempts; the same again for a repeated `request_id`."""
+        """The next number of a rollout, from 1, shared by its attempts; a repeat takes a new one."""
 
-    @operation("POST", "/spans/next/batch", who="attempt", ids="request_id", watchdog=False)
+    @operation("POST", "/spans/next/batch", who="attempt", watchdog=False)
     async def get_many_span_sequence_ids(
         self, rollout_attempt_ids: Sequence[tuple[str, str]], *, request_id: str | None = None
     ) -> Sequence[int]:
@@ -433,9 +433,12 @@ class LightningStore:
     ) -> RenewedWorker:
         """Record a heartbeat of a worker, new or not; it renews the leases of the `running_attempts` that it names."""
 
-    @operation("POST", "/workers/{worker_id}/lost", who="admin")
-    async def mark_worker_lost(self, worker_id: str, reason: str) -> Sequence[str]:
-        """End the open attempts of a worker that is known to be gone; returns the ids of their rollouts."""
+    @operation("POST", "/workers/{worker_id}/lost", who="runner")
+    async def mark_worker_lost(self, worker_id: str, reason: str, *, claimed_with: str | None = None) -> Sequence[str]:
+        """End the open attempts of a worker that is known to be gone; returns the ids of their rollouts.
+
+        With `claimed_with` only if it claimed in slots whose names begin so, or what those slots gave last: a server
+        names slots by the caller's token, and ends for a runner's token what was claimed with that."""
 
     # ------------------------------------------------------------------ runs and metrics
 

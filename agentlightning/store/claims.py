@@ -1,10 +1,12 @@
-"""Claims: a rollout from the queue, and all that a runner needs to begin with it; and the grants that note them."""
+"""Claims: a rollout from the queue, and all that a runner needs to begin with it; and the ids of claims.
+
+The id of a claim is a slot and a counter. A worker makes one claim after the other in each of its slots, with a higher
+counter each time, so that the last claim of each slot is all that a store must keep to know a repeated one.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
-
-from pydantic import BaseModel
+from typing import Any, Final
 
 from agentlightning.types import AttemptedRollout, ResourcesUpdate
 
@@ -53,18 +55,14 @@ def claimed_ids(result: Any) -> list[tuple[str, str]]:
     return [(rollout.rollout_id, rollout.attempt.attempt_id) for rollout in rollouts]
 
 
-GRANT_SECONDS: Final = 600.0
-"""How long a grant is kept, at least."""
-GrantKind = Literal["claim", "sequence_ids"]
+MOST_CLAIM_SLOTS: Final = 128
+"""Of one worker; the one that was used longest ago is forgotten."""
+_MOST_DIGITS: Final = 18
 
 
-class Grant(BaseModel):
-    """What a store has given out under an id that the caller made."""
-
-    grant_id: str
-    kind: GrantKind
-    worker_id: str | None
-    """The only worker who is given it again."""
-    time: float
-    given: list[Any]
-    """Pairs of the ids of rollout and attempt, or sequence ids."""
+def slot_of(claim_id: str) -> tuple[str, int]:
+    """Slot and counter of the id of a claim, `SLOT:COUNTER`; an id of another form is a slot of its own."""
+    slot, separator, counter = claim_id.rpartition(":")
+    if separator and counter.isascii() and counter.isdecimal() and len(counter) <= _MOST_DIGITS:
+        return slot, int(counter)
+    return claim_id, 0

@@ -1,14 +1,14 @@
 """DurableStore: what the stores that others may open too have in common.
 
 Threads and connections are started on first use, so that a store may be handed to another process before; a forked
-child leaves its parent's behind. What was claimed for a caller who is gone goes back to the queue.
+child leaves its parent's behind.
 """
 
 import asyncio
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStoreCapabilities
-from agentlightning.store.local import Call, LocalStore, undoing
+from agentlightning.store.local import Call, LocalStore
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.once import fork_handlers
@@ -37,9 +37,7 @@ class Job:
     error: BaseException | None = None
 
 
-def settle(
-    jobs: Sequence[Job], on_abandoned: Callable[[Job], None], here: asyncio.AbstractEventLoop | None = None
-) -> None:
+def settle(jobs: Sequence[Job], here: asyncio.AbstractEventLoop | None = None) -> None:
     """Hand results to the loops that wait for them, once a loop; `here` is the loop whose thread this is."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
@@ -47,22 +45,19 @@ def settle(
             by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, of_loop in by_loop.items():
         if loop is here:
-            _answer(of_loop, on_abandoned)
+            _answer(of_loop)
             continue
-        try:
-            loop.call_soon_threadsafe(_answer, of_loop, on_abandoned)
-        except RuntimeError:  # the loop is closed
-            for job in of_loop:
-                on_abandoned(job)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_answer, of_loop)
 
 
-def _answer(jobs: Sequence[Job], on_abandoned: Callable[[Job], None]) -> None:
+def _answer(jobs: Sequence[Job]) -> None:
     """Runs in the loop of the jobs' futures."""
     for job in jobs:
         future = job.future
         if future is None or future.done():
-            on_abandoned(job)
-        elif job.error is not None:
+            continue
+        if job.error is not None:
             future.set_exception(job.error)
         else:
             future.set_result(job.result)
@@ -160,28 +155,12 @@ class DurableStore(LocalStore, Generic[WorkingT]):
             self._left_behind.append(self._working)
             self._working = None
 
-    # ------------------------------------------------------------------ writes, claims, notices
+    # ------------------------------------------------------------------ writes and notices
 
     def _run_write(self, call: Call) -> "asyncio.Future[Any]":
         future = asyncio.get_running_loop().create_future()
         self._submit(self._work(), Job(call, future))
         return future
-
-    async def _run_claim(self, call: Call) -> object:
-        future = self._run_write(call)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(Job(call, result=future.result()))
-            raise
-
-    def _give_back(self, job: Job) -> None:
-        """Return what was claimed for a caller who is gone."""
-        undo = undoing(job.call, job.result) if job.error is None else None
-        if undo is not None:
-            with suppress(ConnectionError, RuntimeError):  # the store was closed meanwhile
-                self._submit(self._work(), Job(undo))
 
     async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         notices = self._board.after(cursor)
@@ -199,10 +178,3 @@ class DurableStore(LocalStore, Generic[WorkingT]):
         cursor = self._board.cursor
         kept = await asyncio.wrap_future(self._work().readers.submit(self._read_notices, cursor))
         return kept[-1][1] if kept else cursor
-
-
-def give_back_to(store_reference: "weakref.ref[DurableStore[Any]]", job: Job) -> None:
-    """Return what was claimed for a caller who is gone, if the store is still there."""
-    store = store_reference()
-    if store is not None:
-        store._give_back(job)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.foreign import adapted
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.wrapper import StoreWrapper
 from agentlightning.types import Notice, NoticeKind, Span
@@ -35,7 +34,8 @@ def innermost(store: LightningStore) -> LightningStore:
 def _locked_method(op: Operation) -> Callable[..., object]:
     async def method(self: "LightningStoreThreaded", *args: object, **kwargs: object) -> object:
         forwarded: Callable[..., Coroutine[object, object, object]] = getattr(self._target, op.name)
-        async with self._exclusion(may_wait=op.may_wait(kwargs)):
+        is_waiting = op.may_wait(kwargs) and not (op.is_claim and self._target.polls_for_claims)
+        async with self._exclusion(may_wait=is_waiting):
             return await forwarded(*args, **kwargs)
 
     return method
@@ -47,7 +47,7 @@ class LightningStoreThreaded(StoreWrapper):
 
     def __init__(self, store: LightningStore) -> None:
         self.store = store
-        self._target = adapted(store)
+        self._target = store
         self._lock = CrossLoopLock()
         self._needs_no_lock = bool(self._target.capabilities.get("thread_safe"))
 

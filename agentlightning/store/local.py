@@ -6,7 +6,9 @@ also ticks while only a waiter waits.
 """
 
 import math
+import threading
 import time
+import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,17 +21,14 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
 from agentlightning.store.behaviour import BEHAVIOURS
 from agentlightning.store.behaviour.attempts import mark_overdue
-from agentlightning.store.behaviour.claims import return_claims
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
-from agentlightning.store.claims import claimed_ids
 from agentlightning.store.copies import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields, checked_kinds
-from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.store.operations import Operation, forward_operations
 from agentlightning.store.transaction import Setting, StoreLimits, Transaction
 from agentlightning.types import AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
-from agentlightning.utils.suspension import Suspensions
 
 Clock = Callable[[], float]
 
@@ -37,6 +36,9 @@ DEFAULT_MAX_SPAN_BYTES = 32 * 1024 * 1024
 DEFAULT_MAX_ATTEMPT_BYTES = 256 * 1024 * 1024
 DEFAULT_MAX_ATTEMPT_SPANS = 100_000
 OPERATION_SECONDS = "agl_store_operation_seconds"
+TICK_SECONDS = 1.0
+GAP_SECONDS = 5.0
+"""A busy process ticks late by less than this."""
 
 
 def wall_clock() -> float:
@@ -47,28 +49,51 @@ def wall_clock() -> float:
 class Watchdog:
     """When the watchdog looks at the schedule: once a moment of it has passed, debounced if the user asked for that.
 
-    While the store was closed or its process stopped, nobody could take heartbeats: leases count from then on.
+    While the store was closed or its process stopped, nobody could take heartbeats: leases count from then on. A thread
+    ticks once a second while something is scheduled. Ticks that lie far apart by the monotonic clock mean that the
+    process was stopped; a wall clock that went another way than the monotonic one was set, or the machine slept.
+    Little work is no sign of either.
+
+    Args:
+        is_wanted: A method of the owner, which is not kept alive by this: whether anything is scheduled.
     """
 
-    def __init__(self, debounce_seconds: float, now: float, suspensions: Suspensions) -> None:
+    def __init__(self, debounce_seconds: float, now: float, is_wanted: Callable[[], bool]) -> None:
         self.debounce_seconds = debounce_seconds
-        self._last_look = -math.inf
-        self._counted_since = now
-        self._suspensions = suspensions
-        self._seen_suspensions = 0
+        self._is_wanted = weakref.WeakMethod(is_wanted)
+        self._opened_time, self._resumed_time, self._last_look = now, -math.inf, -math.inf
+        self._last_tick = (0.0, 0.0)  # by the monotonic and the wall clock
+        self._resumed: float | None = None  # by the monotonic clock, of a suspension that no look has seen yet
+        self._thread: threading.Thread | None = None
 
     def look(self, due: float | None, now: float) -> "Call | None":
         """What to do now, if anything, `due` being the earliest moment of the schedule."""
         if due is None:
             return None
-        self._suspensions.start()
+        if self._thread is None or not self._thread.is_alive():  # it ended, or is that of a parent process
+            self._last_tick = (time.monotonic(), time.time())
+            self._thread = threading.Thread(target=self._run, name="agl-store-watchdog", daemon=True)
+            self._thread.start()
         if now <= due or now - self._last_look < self.debounce_seconds:
             return None
         self._last_look = now
-        count = self._suspensions.count()
-        if count != self._seen_suspensions:
-            self._seen_suspensions, self._counted_since = count, now
-        return Call("watchdog", mark_overdue, (self._counted_since,), watchdog=False)
+        self.tick()
+        if (resumed := self._resumed) is not None:
+            self._resumed_time, self._resumed = now - (time.monotonic() - resumed), None
+        return Call("watchdog", mark_overdue, (self._opened_time, self._resumed_time), watchdog=False)
+
+    def tick(self) -> None:
+        """See whether the process was suspended since the last tick."""
+        (before, wall_before), now, wall = self._last_tick, time.monotonic(), time.time()
+        self._last_tick = now, wall
+        if now - before > GAP_SECONDS or abs(wall - wall_before - (now - before)) > GAP_SECONDS:
+            self._resumed = now
+
+    def _run(self) -> None:
+        while (is_wanted := self._is_wanted()) is not None and is_wanted():
+            self.tick()
+            del is_wanted  # its owner may go while this thread sleeps
+            time.sleep(TICK_SECONDS)
 
 
 @dataclass(slots=True)
@@ -90,17 +115,6 @@ def execute(call: Call, tx: Transaction, now: float) -> Any:
     return detached(call.behaviour(tx, now, *call.args, **call.kwargs))
 
 
-def undoing(call: Call, result: object) -> Call | None:
-    """The call that returns what a caller claimed who is gone; None if nothing is to be returned.
-
-    Who gave a `claim_id` asks for the claim again, and gets it.
-    """
-    op = operations_of(LightningStore).get(call.name)
-    if op is None or not op.is_claim or call.kwargs.get("claim_id") is not None or not result:
-        return None
-    return Call("return_claims", return_claims, (claimed_ids(result),))
-
-
 def _operation_method(op: Operation) -> Callable[..., Any]:
     behaviour = BEHAVIOURS.get(op.name)
     if behaviour is None:
@@ -108,7 +122,7 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
 
     async def claim(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
         call, wait = Call(op.name, behaviour, args, kwargs, op.watchdog), kwargs.get("wait")
-        return await (self._claim(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
+        return await (self._write(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
 
     async def write(self: "LocalStore", *args: object, **kwargs: object) -> Any:
         call = Call(op.name, behaviour, args, kwargs, op.watchdog)
@@ -146,7 +160,7 @@ class LocalStore(LightningStore):
         self._limits = StoreLimits(max_span_bytes, max_attempt_bytes, max_attempt_spans, lost_worker_seconds)
         self._clock = clock or wall_clock
         self._start_time = self._clock()
-        self._watch = Watchdog(scan_debounce_seconds, self._start_time, Suspensions(self._is_scheduled))
+        self._watch = Watchdog(scan_debounce_seconds, self._start_time, self._is_scheduled)
         self._board = NoticeBoard(kept_notices)
         self._tracker = tracker
         if tracker is not None:
@@ -174,10 +188,6 @@ class LocalStore(LightningStore):
         """Whether the watchdog has anything to wait for."""
         return self.state == "open" and self._next_due() is not None
 
-    def _run_claim(self, call: Call) -> Awaitable[object]:
-        """Run a call that writes, and whose result must not be lost when the caller is cancelled."""
-        return self._run_write(call)
-
     def number_at_once(self, rollout_ids: Sequence[str]) -> Sequence[int] | None:
         """As `get_many_span_sequence_ids`, without an event loop; None where numbers must be waited for."""
         return None
@@ -192,9 +202,6 @@ class LocalStore(LightningStore):
 
     def _read(self, call: Call) -> Awaitable[Any]:
         return self._run_read(call) if self._tracker is None else self._measured(self._run_read, call, self._tracker)
-
-    def _claim(self, call: Call) -> Awaitable[object]:
-        return self._run_claim(call) if self._tracker is None else self._measured(self._run_claim, call, self._tracker)
 
     async def _measured(self, run: Callable[[Call], Awaitable[object]], call: Call, tracker: MetricsBackend) -> object:
         began = time.perf_counter()
@@ -231,13 +238,13 @@ class LocalStore(LightningStore):
     async def _claim_patiently(self, call: Call, wait: float) -> object:
         """Run a claim again whenever there may be work, until there is or time is over."""
         deadline, claim_id = time.monotonic() + wait, call.kwargs.get("claim_id")
-        claimed = await self._claim(call)
+        claimed = await self._write(call)
         if not claimed:
             with self._board.queueing(claim_id) as waiter:
-                while time.monotonic() < deadline and not (claimed := await self._claim(call)):
+                while time.monotonic() < deadline and not (claimed := await self._write(call)):
                     await self._sleep(waiter, deadline)
         if not claimed:
-            return await self._claim(replace(call, kwargs={**call.kwargs, "wait": None}))
+            return await self._write(replace(call, kwargs={**call.kwargs, "wait": None}))
         if claim_id is not None:
             self._board.wake_copies(claim_id)
         return claimed

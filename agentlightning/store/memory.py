@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from agentlightning.errors import ConfigurationError, SpansEvicted, StoreUnavailable
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.behaviour.spans import get_many_span_sequence_ids
-from agentlightning.store.claims import GRANT_SECONDS, Grant
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES, is_finished
 from agentlightning.store.local import (
     DEFAULT_MAX_ATTEMPT_BYTES,
@@ -40,7 +39,6 @@ from agentlightning.store.values import check_json_size, span_as_json, span_of_j
 from agentlightning.store.working_set import Entry, WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, Run, Span, Worker
 from agentlightning.utils.metrics import MetricsBackend
-from agentlightning.utils.suspension import Suspensions
 from agentlightning.utils.system_snapshot import container_memory_limits
 
 __all__ = ["InMemoryLightningStore", "estimate_model_size"]
@@ -105,7 +103,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         self.rollout_bytes = 0
         """What all rollouts take, with their inputs, metadata and outputs, and without their spans."""
         self._span_size_estimator = span_size_estimator
-        self._tail = self._head = 0
+        self._tail = 0
         self.due_heap: list[tuple[float, str]] = []
         """Moments by rollout, the earliest first; may hold some that no longer count. Empty if nothing is scheduled."""
         self._metrics: dict[str, dict[int, list[MetricPoint]]] = {}
@@ -149,17 +147,6 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
             self._undo.append((open_spans.__setitem__, (attempt.rollout_id, open_spans.pop(attempt.rollout_id))))
         super()._put_attempt(entry, attempt)
         self._columns.note(entry.number)
-
-    def remove_latest_attempt(self, rollout_id: str) -> None:
-        super().remove_latest_attempt(rollout_id)
-        self._columns.note(self.entries[rollout_id].number)
-
-    def _put_record(self, record: object) -> None:
-        super()._put_record(record)
-        if type(record) is Grant:
-            grants = self._records[Grant]
-            while (oldest := next(iter(grants.values()))).time < record.time - GRANT_SECONDS:
-                del grants[oldest.grant_id]
 
     def _put_metrics(self, point: MetricPoint) -> None:
         points = self._metrics.setdefault(point.run_id, {}).setdefault(point.step, [])
@@ -285,10 +272,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
 
     # ------------------------------------------------------------------ queue and schedule
 
-    def _new_position(self, *, front: bool) -> int:
-        if front:
-            self._head -= 1
-            return self._head
+    def _new_position(self) -> int:
         self._tail += 1
         return self._tail
 
@@ -510,4 +494,4 @@ class InMemoryLightningStore(LocalStore):
         self._lock = threading.Lock()
         self._board = NoticeBoard()
         self._board.start_at(state["_board"])
-        self._watch = Watchdog(state["_watch"], self._clock(), Suspensions(self._is_scheduled))
+        self._watch = Watchdog(state["_watch"], self._clock(), self._is_scheduled)

@@ -188,8 +188,8 @@ def operation(
 
     def mark(method: MethodT) -> MethodT:
         @functools.wraps(method)
-        async def missing(self: object, *args: object, **kwargs: object) -> object:
-            raise NotImplementedError(f"{type(self).__name__} has no operation '{method.__name__}'.")
+        async def missing(self: Any, *args: object, **kwargs: object) -> object:
+            return await self._compose(method.__name__, *args, **kwargs)
 
         setattr(missing, "__operation__", declared)  # noqa: B010
         return cast("MethodT", missing)

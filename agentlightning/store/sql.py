@@ -42,7 +42,6 @@ SELECT max(last) FROM (SELECT last FROM sequences WHERE rollout_id = ?
                        UNION ALL SELECT max(sequence_id) FROM spans WHERE rollout = ?) AS numbers
 """
 _OF_ROLLOUT = "rollout = (SELECT number FROM rollouts WHERE rollout_id = ?)"
-_DELETE_ATTEMPT = "DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?"
 _QUEUED = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
 _ALL = 2**63 - 1
 
@@ -259,14 +258,6 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         super()._put_attempt(entry, attempt)
         if is_error_kept or attempt.status in ENDED_BADLY or len(entry.attempts) > 1:
             self._hold_index(entry)
-
-    def remove_latest_attempt(self, rollout_id: str) -> None:
-        """Seldom used, so it goes straight to the database."""
-        entry = self.known(rollout_id)
-        self.flush()
-        self.select_stored(_DELETE_ATTEMPT, (entry.number, len(entry.attempts)))
-        super().remove_latest_attempt(rollout_id)
-        self.is_spoiled = True
 
     def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
         """A span is one row: that it is also the attempt's heartbeat is seen when the attempt is read."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from agentlightning.store.claims import Grant
 from agentlightning.store.copies import replaced
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.transaction import Setting
@@ -25,6 +24,7 @@ ATTEMPT_COLUMNS = (
 )
 SELECT_NOTICES = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor LIMIT ?"
 ALL_ROWS = 2**31
+_CLAIMS = "workers.claims"
 READ_ROLLOUTS = f"""
 SELECT r.number, q.position, r.due, x.reward, i.body, {", ".join(f"r.{name}" for name in ROLLOUT_COLUMNS.split(", "))},
        a.sequence_id, a.attempt_id, a.status, a.start_time, a.end_time, a.worker_id,
@@ -160,6 +160,8 @@ class RecordTable:
 
 
 def _json_of(value: object, where: str) -> bytes:
+    if where == _CLAIMS:  # the store's own note, many of which are short
+        return orjson.dumps(value)
     if isinstance(value, dict):
         value = {name: item.model_dump() if hasattr(item, "model_dump") else item for name, item in value.items()}
     return as_json(value, where)
@@ -173,9 +175,8 @@ def _record_table(name: str, model: type[Any], *json_columns: str) -> RecordTabl
 
 RECORD_TABLES: dict[type, RecordTable] = {
     ResourcesUpdate: _record_table("resources", ResourcesUpdate, "resources"),
-    Worker: _record_table("workers", Worker, "heartbeat_stats"),
+    Worker: _record_table("workers", Worker, "heartbeat_stats", "claims"),
     Run: _record_table("runs", Run, "config", "metadata", "summary"),
-    Grant: _record_table("grants", Grant, "given"),
     Setting: RecordTable("settings", ("name", "value"), (), Setting),
 }
 

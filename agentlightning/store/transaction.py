@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agentlightning.store.claims import Grant
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection
 from agentlightning.types import (
@@ -57,8 +56,8 @@ class OpenSpans:
     spans: Sequence[Span]
 
 
-Record = Rollout | Attempt | OpenSpans | ResourcesUpdate | Worker | Run | MetricPoint | Grant | Setting
-KeyedT = TypeVar("KeyedT", bound=Rollout | OpenSpans | ResourcesUpdate | Worker | Run | Grant | Setting)
+Record = Rollout | Attempt | OpenSpans | ResourcesUpdate | Worker | Run | MetricPoint | Setting
+KeyedT = TypeVar("KeyedT", bound=Rollout | OpenSpans | ResourcesUpdate | Worker | Run | Setting)
 SelectedT = TypeVar("SelectedT", bound=Rollout | Span | ResourcesUpdate | Worker | Run | MetricPoint)
 
 
@@ -75,7 +74,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def get(self, kind: type[KeyedT], key: str) -> KeyedT | None:
-        """The record of that id; grants may be gone after ten minutes, open spans when their attempt is over."""
+        """The record of that id; open spans may be gone when their attempt is over."""
 
     @abstractmethod
     def put(self, record: Record) -> None:
@@ -99,9 +98,6 @@ class Transaction(ABC):
         """All attempts of a rollout, the first one first; empty if there is no such rollout."""
 
     @abstractmethod
-    def remove_latest_attempt(self, rollout_id: str) -> None: ...
-
-    @abstractmethod
     def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
         """Keep copies of spans of an attempt, all or, beyond its quota, none. They are a sign of life: the attempt,
         with `last_heartbeat_time` set to `now`, is put and returned."""
@@ -120,8 +116,8 @@ class Transaction(ABC):
     # queue
 
     @abstractmethod
-    def push(self, rollout_id: str, *, front: bool = False) -> None:
-        """Put a rollout at the tail (or head) of the queue, unless it is queued already."""
+    def push(self, rollout_id: str) -> None:
+        """Put a rollout at the tail of the queue, unless it is queued already."""
 
     @abstractmethod
     def pop(self, limit: int) -> Sequence[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from agentlightning.errors import QuotaExceeded
-from agentlightning.store.claims import Grant
 from agentlightning.store.lifecycle import is_queuing
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.transaction import KeyedT, OpenSpans, Record, Setting, StoreLimits, Transaction
@@ -22,7 +21,6 @@ RECORD_KEYS: dict[type, str] = {
     ResourcesUpdate: "resources_id",
     Worker: "worker_id",
     Run: "run_id",
-    Grant: "grant_id",
     Setting: "name",
     OpenSpans: "rollout_id",
 }
@@ -161,10 +159,6 @@ class WorkingSet(Transaction, Generic[EntryT]):
             self._undo.append((attempts.__setitem__, (index, attempts[index])))
             attempts[index] = attempt
 
-    def remove_latest_attempt(self, rollout_id: str) -> None:
-        attempts = self.known(rollout_id).attempts
-        self._undo.append((attempts.append, (attempts.pop(),)))
-
     def _check_quota(self, attempt: Attempt, count: int, size: int) -> None:
         """Refuse spans that would give an attempt so many, with so many bytes."""
         limits = self.limits
@@ -183,16 +177,14 @@ class WorkingSet(Transaction, Generic[EntryT]):
 
     # ------------------------------------------------------------------ queue
 
-    def push(self, rollout_id: str, *, front: bool = False) -> None:
+    def push(self, rollout_id: str) -> None:
         entry = self.known(rollout_id)
         if entry.position is not None:
             return
-        position = self._new_position(front=front)
+        position = self._new_position()
         self._move(entry, position)
-        if front or self._is_queue_at_hand():
+        if self._is_queue_at_hand():
             self._queue[rollout_id] = position
-        if front:
-            self._queue.move_to_end(rollout_id, last=False)
 
     def pop(self, limit: int) -> Sequence[str]:
         popped: list[str] = []
@@ -219,8 +211,8 @@ class WorkingSet(Transaction, Generic[EntryT]):
         """Undo a move."""
 
     @abstractmethod
-    def _new_position(self, *, front: bool) -> int:
-        """A place behind the tail of the queue, or before its head."""
+    def _new_position(self) -> int:
+        """A place behind the tail of the queue."""
 
     def _is_queue_at_hand(self) -> bool:
         """Whether `_queue` is the whole queue, and not only its head."""

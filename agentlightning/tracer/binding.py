@@ -20,6 +20,7 @@ from agentlightning.utils.otel import get_tracer
 if TYPE_CHECKING:
     from opentelemetry import trace
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace import Span as LiveSpan
 
     from agentlightning.tracer.base import Tracer
     from agentlightning.tracer.trace_shipper import TraceShipper
@@ -68,10 +69,14 @@ class Recorder:
         self.losses = Losses()
         self.numbers: dict[int, int] = {}
         """Sequence ids in the store by span id, as far as they are known."""
+        self.open_spans: dict[int, LiveSpan] = {}
+        """Spans by id that have begun, and are neither ended nor shown to the store."""
         self.is_given_up = False  # from the deadline of its last flush on
         self._spans: list[ReadableSpan] = []
 
     def record(self, span: "ReadableSpan") -> None:
+        if (context := span.get_span_context()) is not None:
+            self.open_spans.pop(context.span_id, None)
         self._spans.append(span)
 
     def spans(self) -> "list[ReadableSpan]":

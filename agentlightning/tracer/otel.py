@@ -153,7 +153,7 @@ class RolloutSpanProcessor(SpanProcessor):
             return
         self.binding_by_span[span.get_span_context().span_id] = binding
         if binding.shipper is not None and isinstance(span, LiveSpan):
-            binding.shipper.begin(binding, span)
+            binding.recorder.open_spans[span.get_span_context().span_id] = span
         if len(self.binding_by_span) > MOST_OPEN_SPANS:
             with suppress(RuntimeError, KeyError, StopIteration):  # another thread changed it: it will be tried again
                 oldest = next(iter(self.binding_by_span))

@@ -172,7 +172,10 @@ class RecordingTracer(Tracer):
             raise ConfigurationError(
                 f"A trace needs store, rollout_id and attempt_id, or none of them; {' and '.join(missing)}."
             )
-        return Binding(self, Recorder(name, self._otel_tracer), self._shipper_to(store), rollout_id, attempt_id)
+        shipper = self._shipper_to(store)
+        binding = Binding(self, Recorder(name, self._otel_tracer), shipper, rollout_id, attempt_id)
+        shipper.open(binding)
+        return binding
 
     def _shipper_to(self, store: LightningStore) -> TraceShipper:
         shipper = self._shippers.get(id(store))

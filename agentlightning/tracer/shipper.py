@@ -23,7 +23,6 @@ from typing import Final
 from agentlightning.errors import NotAllowed, NotFound, QuotaExceeded, StoreError, StoreUnavailable
 from agentlightning.instrumentation.otel_internals import suppress as suppress_instrumentation
 from agentlightning.store.base import LightningStore
-from agentlightning.store.foreign import adapted
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Span
 
@@ -94,8 +93,6 @@ class Shipper:
 
     def __init__(self, store: LightningStore, limits: ShipperLimits | None = None) -> None:
         self.store = store
-        self.target = adapted(store)
-        """The same with the whole contract."""
         self.limits = limits or ShipperLimits()
         self._reset()
 
@@ -107,6 +104,7 @@ class Shipper:
         self._queue: deque[PendingItem | Future[None]] = deque()
         self._queued_bytes = 0  # an estimate; corrected whenever the queue is empty
         self._in_flight: Sequence[PendingItem] = ()
+        self._last_batch_items = 0
         self._progress = threading.Condition()  # notified when a batch has left the queue
         self._is_awake = True  # until the loop first finds nothing to do
         self._is_hurried = False  # somebody waits, or the queue is half full
@@ -189,14 +187,7 @@ class Shipper:
                 self._in_flight = ()
                 for marker in markers:
                     marker.set_result(None)
-                await self._after_batch(len(items))
-
-    def _has_other_work(self) -> bool:
-        """Whether `_after_batch` has something to do though nothing is queued."""
-        return False
-
-    async def _after_batch(self, item_count: int) -> None:
-        """Called after each batch."""
+                self._last_batch_items = len(items)
 
     async def _gather(self) -> None:
         """Wait for items, a little longer than for the first of them, unless somebody cannot wait.
@@ -209,13 +200,13 @@ class Shipper:
             if self._is_hurried or len(self._queue) >= self.limits.batch_items:
                 break
             await self._sleep(self._linger_seconds())
-            if self._queue or self._has_other_work():
+            if self._queue:
                 break
-        if not self._queue and not self._has_other_work():
+        if not self._queue:
             assert self._arrived is not None
             self._queued_bytes = 0
             self._is_awake = False
-            if not self._queue and not self._has_other_work():
+            if not self._queue:
                 await self._arrived.wait()
             self._is_awake = True
             self._arrived.clear()
@@ -296,7 +287,7 @@ class Shipper:
             if weight > 64 * 1024:
                 weight = 0
                 await asyncio.sleep(0)
-        stored = await self.target.add_many_spans([span for _, spans in batch for span in spans])
+        stored = await self.store.add_many_spans([span for _, spans in batch for span in spans])
         place = 0
         for item, spans in batch:
             item.store(stored[place : place + len(spans)])

@@ -4,9 +4,8 @@ A store of this process has a span after 30 ms at most, a remote one after a ten
 everything put before is settled, or gives up the rest of its trace at the deadline; `withdraw` leaves the rest of a
 short trace to the caller. A lost span is counted on its trace, with the reason, and logged.
 
-Most spans end before anybody could look, and the store never sees those twice. A span is shown to the store before its
-end if it is open at two looks in a row, which are at least a linger apart. If that fails, the finished span comes all
-the same.
+Most spans end before anybody could look, and the store never sees those twice. A span that has been open for a second
+is shown to the store before its end. If that fails, the finished span comes all the same.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ import contextvars
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -24,10 +24,11 @@ from opentelemetry import trace
 
 from agentlightning.instrumentation.model_calls import RECORDED_AS, without_recorded_content
 from agentlightning.instrumentation.otel_internals import attributes_of, events_of
+from agentlightning.instrumentation.otel_internals import suppress as suppress_instrumentation
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.spans import outline_of
 from agentlightning.store.local import local_store
-from agentlightning.tracer.binding import Binding
+from agentlightning.tracer.binding import Binding, unobserved
 from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits
 from agentlightning.tracer.spans import SpanConverter
 from agentlightning.types import Span, TraceStatus
@@ -57,8 +58,9 @@ BARE_SPAN_BYTES: Final = 1000
 """About what a span takes that has no attributes."""
 ITEM_BYTES: Final = 40
 """About what an attribute, or an item of a list, takes besides its text."""
-MOST_BEGUN: Final = 10_000
-"""Open spans that are not shown yet; further ones are not."""
+SHOWN_SECONDS: Final = 1.0
+"""How long a span is open before the store is shown it: most end before anybody could look."""
+NANOSECONDS: Final = 1_000_000_000
 
 
 class PendingSpan(PendingItem):
@@ -127,34 +129,6 @@ def _weigh(span: "ReadableSpan") -> int:
     return weight
 
 
-class OpenSpans:
-    """The spans that have begun lately and have not ended."""
-
-    def __init__(self) -> None:
-        self.begun: dict[int, tuple[Binding, LiveSpan]] = {}
-        """By span id; changed by the agents' threads. What has ended is let go at once, and so costs no collection."""
-        self._seen: list[int] = []
-        self._next_look = 0.0
-
-    async def look(self, store: LightningStore, now: float, linger_seconds: float) -> None:
-        """Show those that were open at the last look and still are; too early a look sees nothing."""
-        if now < self._next_look:
-            return
-        self._next_look = now + linger_seconds
-        seen_before, self._seen = self._seen, list(self.begun)
-        twice = [found for span_id in seen_before if (found := self.begun.pop(span_id, None)) is not None]
-        still_open = [
-            _outline(binding, span)
-            for binding, span in twice
-            if span.end_time is None
-            and span.get_span_context().trace_flags.sampled
-            and not binding.recorder.is_given_up
-        ]
-        if still_open:
-            with log_failures(logger, "%d open spans were not shown", len(still_open), level=logging.DEBUG):
-                await store.add_open_spans(still_open)
-
-
 def _outline(binding: Binding, span: "LiveSpan") -> Span:
     context = span.get_span_context()
     return Span.from_attributes(
@@ -184,24 +158,18 @@ class TraceShipper(Shipper):
         self._starting = threading.RLock()  # protects `_thread`; a span may end while this very thread holds it
         self._thread: LoopThread | None = None
         self._converter = SpanConverter()
-        self._open_spans = OpenSpans()
-        self._is_busy = False  # the last batch was a large one
+        self._traces: set[Binding] = set()  # changed by the agents' threads
 
     # ------------------------------------------------------------------ the agent's side
 
-    def begin(self, binding: Binding, span: "LiveSpan") -> None:
-        """Note that a span has begun; the store is told if it is open for a while."""
-        if len(self._open_spans.begun) < MOST_BEGUN:
-            self._open_spans.begun[span.get_span_context().span_id] = binding, span
-        if not self._is_awake:
-            self._wake()
-        elif self._thread is None and not self._is_closed:
+    def open(self, binding: Binding) -> None:
+        """Show those spans of a trace that stay open, until it is flushed or withdrawn."""
+        self._traces.add(binding)
+        if self._thread is None and not self._is_closed:
             self.start()
 
     def put(self, binding: Binding, span: "ReadableSpan") -> None:
         """Accept a finished span; returns at once unless the queue is full, and never raises."""
-        if (context := span.get_span_context()) is not None:
-            self._open_spans.begun.pop(context.span_id, None)
         pending = PendingSpan(binding, span, self._converter)
         if self._is_closed or binding.recorder.is_given_up:
             pending.lose("it ended after its trace was closed")
@@ -214,6 +182,7 @@ class TraceShipper(Shipper):
 
     async def flush(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until what was put before is settled; False if that took too long and spans of the trace were lost."""
+        self._traces.discard(binding)
         marker = self.mark()
         if marker is not None:
             # Not wait_for, which would cancel the marker, and before Python 3.12 could lose a cancellation of ours.
@@ -222,6 +191,7 @@ class TraceShipper(Shipper):
 
     def flush_blocking(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
         """As `flush`, for code without an event loop."""
+        self._traces.discard(binding)
         return self._is_settled_within(timeout) or self._give_up(binding, timeout)
 
     def _is_settled_within(self, seconds: float) -> bool:
@@ -248,6 +218,7 @@ class TraceShipper(Shipper):
         Spans have a number if the store has given it out, else 0 for the store to number them. None if there is too
         much of it, or some of it is on its way already: then it must be flushed.
         """
+        self._traces.discard(binding)
         with self._taking:
             if len(self._queue) > MOST_SEARCHED or any(item.owner is binding for item in self._in_flight):
                 return None
@@ -307,17 +278,38 @@ class TraceShipper(Shipper):
                 # In an empty context: the loop must not inherit the trace of the agent that happened to come first.
                 contextvars.Context().run(self._thread.start_soon, self.run()).add_done_callback(_log_end)
 
-    def _has_other_work(self) -> bool:
-        return bool(self._open_spans.begun)
+    async def run(self) -> None:
+        showing = asyncio.create_task(self._show_again_and_again(), name="open-spans")
+        try:
+            await super().run()
+        finally:
+            showing.cancel()
 
-    async def _after_batch(self, item_count: int) -> None:
-        self._is_busy = item_count >= BUSY_SPANS
-        if self._open_spans.begun:
-            await self._open_spans.look(self.target, asyncio.get_running_loop().time(), self._linger_seconds())
+    async def _show_again_and_again(self) -> None:
+        suppress_instrumentation()
+        with unobserved():
+            while True:
+                await asyncio.sleep(SHOWN_SECONDS)
+                await self.show_open_spans(time.time_ns())
+
+    async def show_open_spans(self, now_ns: int) -> None:
+        """Show spans that have been open for a while; each is shown once."""
+        open_spans: list[Span] = []
+        for binding in [each for each in list(self._traces) if not each.recorder.is_given_up]:
+            for span_id, span in list(binding.recorder.open_spans.items()):
+                if now_ns - (span.start_time or now_ns) < SHOWN_SECONDS * NANOSECONDS:
+                    continue
+                is_open = binding.recorder.open_spans.pop(span_id, None) is not None and span.end_time is None
+                if is_open and span.get_span_context().trace_flags.sampled:
+                    open_spans.append(_outline(binding, span))
+        if open_spans:
+            with log_failures(logger, "%d open spans were not shown", len(open_spans), level=logging.DEBUG):
+                await self.store.add_open_spans(open_spans)
 
     def _linger_seconds(self) -> float:
         seconds = self.limits.linger_seconds
-        return seconds if self._local is None or self._is_busy else min(seconds, LOCAL_LINGER_SECONDS)
+        is_busy = self._last_batch_items >= BUSY_SPANS
+        return seconds if self._local is None or is_busy else min(seconds, LOCAL_LINGER_SECONDS)
 
 
 def _log_end(running: "Future[None]") -> None:

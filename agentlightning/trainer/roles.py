@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 import logging
 import time
@@ -16,7 +17,6 @@ from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.events import ControlFlags
-from agentlightning.execution.orphan_guard import until_workers_silent
 from agentlightning.execution.shared_memory import AGENT_LOOP
 from agentlightning.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
@@ -25,7 +25,7 @@ from agentlightning.runner.agent import TOKEN_DIGITS
 from agentlightning.runner.failures import FailureLog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreServer
-from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, RUN_REPORTS
+from agentlightning.store.lifecycle import RUN_REPORTS
 from agentlightning.tracer.binding import unobserved
 from agentlightning.trainer.components import store_address
 from agentlightning.trainer.console import Console
@@ -38,7 +38,7 @@ from agentlightning.types.records import CURRENT_RUN
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
-from agentlightning.utils.id import generate_id
+from agentlightning.utils.id import generate_id, worker_id
 from agentlightning.utils.log_failures import ANNOUNCE, log_failures, repeat
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.verdict import verdict_of_run
@@ -76,8 +76,6 @@ class AlgorithmRole:
     """Whether the algorithm has run to its end, without an error."""
     rollout_failure: TrainingError | None = None
     """Why the run has failed though the algorithm has not: every rollout did."""
-    silent_seconds: float = LOST_WORKER_SECONDS
-    """How long rollouts may wait without a sign of life of any worker."""
     _failure: TrainingError | None = None
 
     def give_up(self, error: TrainingError) -> None:
@@ -88,7 +86,6 @@ class AlgorithmRole:
         """Run the algorithm to its end, or until it is stopped. Its own model calls belong to no rollout."""
         async with self._recorded(store):
             self._bind(store)
-            watch = asyncio.create_task(self._watch_workers(store), name="worker-watch")
             try:
                 with unobserved():
                     work: asyncio.Future[object] = asyncio.ensure_future(self._prepare(store))
@@ -97,8 +94,6 @@ class AlgorithmRole:
                     await self._until_done(work)
             finally:
                 self.is_over = True
-                watch.cancel()
-                await asyncio.wait([watch])
             self.is_done = not self.was_stopped
             trainer = self.trainer
             if isinstance(trainer, Component) and (failure := lifecycle_of(trainer).failure) is not None:
@@ -179,12 +174,6 @@ class AlgorithmRole:
             raise TrainingError("The algorithm was cancelled from within: something it awaited raised CancelledError.")
         if not work.cancelled():
             work.result()
-
-    async def _watch_workers(self, store: LightningStore) -> None:
-        """Give up when there is nobody left who could run what is in the queue."""
-        error = await until_workers_silent(store, self.silent_seconds, self.run_id)
-        logger.error("%s", error)
-        self.give_up(error)
 
     # ------------------------------------------------------------------ its run
 
@@ -365,14 +354,20 @@ class RunnerRole:
     thread: CallingThread | None = None
     """Where a plain agent runs, instead of in threads of each worker's own. A stop ends the worker at once then: the
     thread does not come back to it."""
-    worker_token: str = field(default_factory=lambda: generate_id(TOKEN_DIGITS))
-    """At the end of the ids of this training's workers, and of no others."""
+    worker_origin: str = field(default_factory=lambda: worker_id("", generate_id(TOKEN_DIGITS)))
+    """Part of the ids of this training's workers in the store, and of no others."""
+    start: int = 0
+    """Which start of its workers this is, from 0."""
 
-    def owns_worker(self, worker_id: str, number: int | None = None) -> bool:
-        """Whether an id is that of a worker of this training, and of this number if one is given."""
-        if not isinstance(self.runner, LitAgentRunner) or not worker_id.endswith(f"-{self.worker_token}"):
-            return False
-        return number is None or worker_id.startswith(f"{self.runner.worker_name_of(number)}@")
+    def at_start(self, start: int) -> "RunnerRole":
+        return dataclasses.replace(self, start=start)
+
+    def store_worker_id(self, number: int) -> str:
+        name = self.runner.worker_name_of(number) if isinstance(self.runner, LitAgentRunner) else f"Worker-{number}"
+        return f"{name}{self.worker_origin}{f'-{self.start}' if self.start else ''}"
+
+    def owns_worker(self, worker_id: str) -> bool:
+        return self.worker_origin in worker_id
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         """Work until the event is set; each worker has a runner and a tracer of its own."""
@@ -383,7 +378,7 @@ class RunnerRole:
     async def _work(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         runner = copy.copy(self.runner)
         if isinstance(runner, LitAgentRunner):
-            runner.set_worker_token(self.worker_token)
+            runner.set_store_worker_id(self.store_worker_id(worker_id))
             runner.templates = TrustedTemplates(allow_all=self.allow_poml or runner.templates.allow_all)
             runner.templates.add(self.initial_resources)
             runner.failures = self.failures

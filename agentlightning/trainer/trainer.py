@@ -17,7 +17,6 @@ from agentlightning.execution.events import ControlFlags, MultiprocessingEvent
 from agentlightning.execution.processes import start_context
 from agentlightning.litagent import CommandAgent, LitAgent, Route
 from agentlightning.litagent.invocation import Predicate
-from agentlightning.store.foreign import adapted
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.components import (
     USER_OF_TRAINER,
@@ -312,7 +311,7 @@ class Trainer(TrainingControl):
             return received[-1] == signal.SIGINT in received[:-1] and not role.is_over
 
         with stopped_by_signals(flags.stopped.set, is_urgent), self._ending(role):
-            strategy.execute(role, worker, adapted(self.store))
+            strategy.execute(role, worker, self.store)
             if strategy.is_interrupted:  # by a KeyboardInterrupt that no handler of ours has raised
                 raise KeyboardInterrupt
         # Without the frames in which it was made: those of the agent are in its message.

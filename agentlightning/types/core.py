@@ -6,17 +6,15 @@ which is decided in `agentlightning.store.lifecycle`.
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
-from pydantic import BaseModel, Field, model_serializer, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from agentlightning.types.paging import FilterField, FilterOptions, PaginatedResult, SortOptions
 from agentlightning.types.tracer import Span, SpanCoreFields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from opentelemetry.sdk.trace import ReadableSpan
 
 __all__ = [
@@ -79,16 +77,8 @@ class RolloutConfig(BaseModel):
     """Attempts in all, the first one counted."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list)
     """Attempt outcomes that lead to another attempt."""
-    requeue_lost: bool = True
+    requeue_lost: bool = Field(default=True, exclude_if=bool)
     """Whether an attempt whose worker died does not count as tried, three times at most; else as `unresponsive`."""
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize):  # type: ignore[no-untyped-def] # an annotation would replace the JSON schema
-        """Without what is as always, which the releases that came before do not know."""
-        written = serialize(self)
-        if self.requeue_lost:
-            written.pop("requeue_lost", None)
-        return written
 
 
 class Attempt(BaseModel):
@@ -134,8 +124,7 @@ class AttemptedRollout(Rollout):
 
     def __init__(self, /, **fields: Any) -> None:
         """Take the fields of a rollout, or the `rollout` itself, and an `attempt`."""
-        rollout = fields.get("rollout")
-        if isinstance(rollout, Rollout):
+        if isinstance(rollout := fields.get("rollout"), Rollout):
             own = {name: getattr(rollout, name) for name in Rollout.model_fields}
             fields = own | {name: value for name, value in fields.items() if name != "rollout"}
         super().__init__(**fields)
@@ -179,6 +168,8 @@ class Worker(BaseModel):
     last_idle_time: float | None = None
     current_rollout_id: str | None = None
     current_attempt_id: str | None = None
+    claims: dict[str, tuple[int, list[tuple[str, str]]]] = Field(default={}, exclude=True, repr=False)
+    """The store's own note of the last claim of each slot: its counter, and ids of rollout and attempt."""
 
 
 class RenewedWorker(Worker):

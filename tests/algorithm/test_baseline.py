@@ -15,7 +15,7 @@ from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import PromptTemplate
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, stocked_store
-from tests.store.test_foreign import OldStore
+from tests.store.test_composed import OldStore
 
 LOGGER = "agentlightning.algorithm.fast"
 

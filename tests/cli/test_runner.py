@@ -162,7 +162,7 @@ async def test_a_second_ctrl_c_leaves_at_once_and_gives_back(join: Any, folder: 
 
     assert took < 20
     assert rollout is not None
-    assert rollout.status == "requeuing"
+    assert rollout.status == "requeuing", printed
     assert "Traceback" not in printed, printed
 
 

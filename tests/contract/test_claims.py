@@ -1,4 +1,4 @@
-"""Claims: with their resources, with the finish of the attempt before, and back to the queue; over every back end."""
+"""Claims: with their resources, and with the finish of the attempt before; over every back end."""
 
 import asyncio
 from typing import Any
@@ -22,10 +22,6 @@ def last_span(rollout: AttemptedRollout, name: str = "last") -> Span:
 
 def ids_of(*rollouts: AttemptedRollout) -> list[tuple[str, str]]:
     return [(rollout.rollout_id, rollout.attempt.attempt_id) for rollout in rollouts]
-
-
-async def claimed(store: LightningStore, count: int, **options: Any) -> list[AttemptedRollout]:
-    return [claim.rollout for claim in await store.claim_rollouts(limit=count, **options)]
 
 
 async def test_claim_brings_the_resources_the_rollout_names_as_the_callers_own(store: LightningStore) -> None:
@@ -142,71 +138,3 @@ async def test_refused_finish_claims_nothing(store: LightningStore) -> None:
         await store.finish_and_claim(rollout.rollout_id, "at-none", "succeeded")
 
     assert known(await store.dequeue_rollout()).input == "c"
-
-
-# ---------------------------------------------------------------------- claims that go back
-
-
-async def test_returned_claims_are_at_the_head_of_the_queue_in_their_order(store: LightningStore) -> None:
-    for n in range(4):
-        await store.enqueue_rollout(n)
-    held = await claimed(store, 3)
-
-    assert list(await store.return_claims(ids_of(*held[1:]))) == [True, True]
-
-    again = await claimed(store, 4)
-    assert [(rollout.input, rollout.attempt.sequence_id) for rollout in again] == [(1, 1), (2, 1), (3, 1)]
-
-
-async def test_returned_rollout_is_as_it_was_before_its_claim(store: LightningStore) -> None:
-    queued = await store.enqueue_rollout("a", config=RolloutConfig(timeout_seconds=5.0))
-    (held,) = await claimed(store, 1, worker_id="w")
-
-    await store.return_claims(ids_of(held))
-
-    rollout = known(await store.get_rollout_by_id(queued.rollout_id))
-    assert (rollout.status, rollout.end_time, rollout.config) == ("queuing", None, queued.config)
-    assert list(await store.query_attempts(queued.rollout_id)) == []
-    worker = known(await store.get_worker_by_id("w"))
-    assert (worker.status, worker.current_attempt_id) == ("idle", None)
-
-
-async def test_returned_retry_keeps_the_attempts_before_it(store: LightningStore) -> None:
-    await store.enqueue_rollout("a", config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
-    (first,) = await claimed(store, 1)
-    await store.update_attempt(first.rollout_id, first.attempt.attempt_id, status="failed")
-    (second,) = await claimed(store, 1)
-
-    assert list(await store.return_claims(ids_of(second))) == [True]
-
-    assert known(await store.get_rollout_by_id(first.rollout_id)).status == "requeuing"
-    (third,) = await claimed(store, 1)
-    assert (third.attempt.sequence_id, third.attempt.attempt_id != first.attempt.attempt_id) == (2, True)
-
-
-async def test_what_has_begun_or_is_over_or_unknown_is_left_alone(store: LightningStore) -> None:
-    for n in range(3):
-        await store.enqueue_rollout(n)
-    running, ended, replaced = await claimed(store, 3)
-    await store.add_many_spans([last_span(running)])
-    await store.update_attempt(*ids_of(ended)[0], status="succeeded")
-    later = await store.start_attempt(replaced.rollout_id)
-
-    answers = await store.return_claims([*ids_of(running, ended, replaced), ("ro-none", "at-none")])
-
-    assert list(answers) == [False] * 4
-    assert await store.claim_rollouts() == []
-    for rollout, attempt in ((running, running.attempt), (ended, ended.attempt), (replaced, later.attempt)):
-        assert known(await store.get_latest_attempt(rollout.rollout_id)).attempt_id == attempt.attempt_id
-
-
-async def test_returned_claim_wakes_who_waits_for_work(store: LightningStore) -> None:
-    await store.enqueue_rollout("a")
-    (held,) = await claimed(store, 1)
-    waiting = asyncio.create_task(store.claim_rollouts(wait=30.0, worker_id="other"))
-    await asyncio.sleep(0)
-
-    await store.return_claims(ids_of(held))
-
-    (claim,) = await asyncio.wait_for(waiting, 20)
-    assert (claim.rollout.input, claim.rollout.attempt.worker_id) == ("a", "other")

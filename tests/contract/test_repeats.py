@@ -8,6 +8,7 @@ import pytest
 
 from agentlightning.errors import InvalidQuery, InvalidValue, RequestConflict
 from agentlightning.store import LightningStore
+from agentlightning.store.claims import MOST_CLAIM_SLOTS
 from agentlightning.store.operations import operations_of
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Span
 from tests.contract.conftest import known
@@ -26,16 +27,11 @@ REPEATED: Mapping[str, dict[str, Any]] = {
     "start_rollout": {"input": 1, "rollout_id": "new", "attempt_id": "first"},
     "enqueue_rollout": {"input": 1, "rollout_id": "new"},
     "enqueue_many_rollouts": {"rollouts": [EnqueueRolloutRequest(input=n, rollout_id=f"new-{n}") for n in range(2)]},
-    "dequeue_rollout": {"worker_id": "w", "claim_id": "c"},
-    "dequeue_many_rollouts": {"limit": 2, "claim_id": "c"},
-    "claim_rollouts": {"limit": 2, "worker_id": "w", "claim_id": "c"},
-    "finish_and_claim": {"status": "succeeded", "worker_id": "w", "claim_id": "c"},
+    "dequeue_rollout": {"worker_id": "w", "claim_id": "0:1"},
+    "dequeue_many_rollouts": {"limit": 2, "worker_id": "w", "claim_id": "0:1"},
+    "claim_rollouts": {"limit": 2, "worker_id": "w", "claim_id": "random-1"},
+    "finish_and_claim": {"status": "succeeded", "worker_id": "w", "claim_id": "0:1"},
     "start_attempt": {"attempt_id": "second"},
-    "get_next_span_sequence_id": {"request_id": "q"},
-    "get_many_span_sequence_ids": {
-        "rollout_attempt_ids": [("held", "a"), ("other", "b"), ("held", "a")],
-        "request_id": "q",
-    },
     "add_resources": {"resources": PROMPT, "resources_id": "new"},
     "update_resources": {"resources_id": "mine", "resources": PROMPT, "version": 1},
     "start_run": {"name": "new", "run_id": "new"},
@@ -86,7 +82,7 @@ async def test_repeated_span_is_kept_once(store: LightningStore) -> None:
 
 async def test_claim_that_found_nothing_finds_nothing_again(store: LightningStore) -> None:
     calls: list[Any] = [
-        (name, {"worker_id": "w", "wait": wait, "claim_id": f"{name} {wait}"})
+        (name, {"worker_id": "w", "wait": wait, "claim_id": f"{name} {wait}:1"})
         for name in CLAIMS
         for wait in (None, 0.01)
     ]
@@ -94,11 +90,26 @@ async def test_claim_that_found_nothing_finds_nothing_again(store: LightningStor
     await store.enqueue_rollout("a")
 
     assert not any([await store.perform(*call) for call in calls])
-    assert known(await store.dequeue_rollout()).input == "a"
+    assert known(await store.dequeue_rollout("w", claim_id=f"{CLAIMS[0]} None:2")).input == "a"
+
+
+async def test_claim_that_was_overtaken_in_its_slot_gives_nothing(store: LightningStore) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(3)])
+    claims = [await store.dequeue_rollout("w", claim_id=claim_id) for claim_id in ("0:7", "0:9", "0:7", "0:8", "0:9")]
+    assert [claim and claim.input for claim in claims] == [0, 1, None, None, 1]
+
+
+async def test_slots_of_a_worker_are_apart_and_so_are_the_workers(store: LightningStore) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(6)])
+    calls = [("w", "0:1"), ("w", "1:1"), ("v", "0:1"), ("w", "other"), ("w", "one"), ("w", "other"), ("v", "0:1")]
+
+    claims = [known(await store.dequeue_rollout(worker, claim_id=claim_id)).input for worker, claim_id in calls]
+
+    assert claims == [0, 1, 2, 3, 4, 3, 2]
 
 
 async def test_claims_that_wait_under_one_id_are_given_the_same_rollout(store: LightningStore) -> None:
-    both = [asyncio.create_task(store.dequeue_rollout(wait=30.0, claim_id="c")) for _ in range(2)]
+    both = [asyncio.create_task(store.dequeue_rollout("w", wait=30.0, claim_id="0:1")) for _ in range(2)]
     await asyncio.sleep(0.1)
 
     await store.enqueue_rollout("a")
@@ -109,60 +120,68 @@ async def test_claims_that_wait_under_one_id_are_given_the_same_rollout(store: L
     assert known(await store.dequeue_rollout()).input == "b"
 
 
+async def test_first_claims_of_a_worker_made_at_once_under_one_id_are_one(store: LightningStore) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(4)])
+    claims = await asyncio.gather(*[store.claim_rollouts(worker_id="w", claim_id="0:1") for _ in range(4)])
+    assert [[claim.rollout.input for claim in given] for given in claims] == [[0]] * 4
+
+
 async def test_claim_whose_caller_left_while_it_waited_takes_nothing(store: LightningStore) -> None:
-    waiting = asyncio.create_task(store.dequeue_rollout(wait=30.0, claim_id="c"))
+    waiting = asyncio.create_task(store.dequeue_rollout("w", wait=30.0, claim_id="0:1"))
     await asyncio.sleep(0.1)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
     await store.enqueue_rollout("a")
 
-    assert await store.dequeue_rollout(wait=20.0, claim_id="d") is not None
+    assert await store.dequeue_rollout("w", wait=20.0, claim_id="0:2") is not None
 
 
 async def test_repeated_claim_gives_what_of_it_is_still_open(store: LightningStore) -> None:
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(5)])
-    finished, returned, cancelled, held = await store.dequeue_many_rollouts(limit=4, claim_id="c")
+    options: Any = {"limit": 4, "worker_id": "w", "claim_id": "0:1"}
+    finished, replaced, cancelled, held = await store.dequeue_many_rollouts(**options)
     await store.update_attempt(finished.rollout_id, finished.attempt.attempt_id, status="succeeded")
-    await store.return_claims([(returned.rollout_id, returned.attempt.attempt_id)])
+    await store.start_attempt(replaced.rollout_id)
     await store.update_rollout(cancelled.rollout_id, status="cancelled")
 
-    assert await store.dequeue_many_rollouts(limit=4, claim_id="c") == [held]
+    assert await store.dequeue_many_rollouts(**options) == [held]
 
 
 async def test_repeated_step_does_not_finish_a_later_attempt(store: LightningStore) -> None:
-    rollout = await store.start_rollout("a", config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
-    arguments = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id, "status": "failed"}
+    config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
+    rollout = await store.start_rollout("a", config=config, worker_id="w")
+    step = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id, "status": "failed"}
+    step |= {"worker_id": "w", "claim_id": "0:1"}
 
-    first = await store.perform("finish_and_claim", {**arguments, "claim_id": "c"})
+    first = await store.perform("finish_and_claim", step)
     await store.update_attempt(rollout.rollout_id, first.rollout.attempt.attempt_id, status="running")
-    again = await store.perform("finish_and_claim", {**arguments, "claim_id": "c"})
+    again = await store.perform("finish_and_claim", step)
 
     assert (again.rollout.attempt.sequence_id, again.rollout.status) == (2, "running")
 
 
-async def test_claim_id_of_another_worker_gives_nothing(store: LightningStore) -> None:
-    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(2)])
-    await store.claim_rollouts(worker_id="w", claim_id="c")
-
-    for operation in CLAIMS:
-        with pytest.raises(RequestConflict, match="was used for something else"):
-            await store.perform(operation, {"worker_id": "v", "claim_id": "c"})
-
-    assert (await store.statistics())["queue_length"] == 1
-
-
-async def test_grants_are_kept_for_ten_minutes(store: LightningStore, clock: Any) -> None:
+async def test_slots_are_bounded_and_nobody_is_shown_them(store: LightningStore) -> None:
+    for number in range(MOST_CLAIM_SLOTS + 2):
+        await store.dequeue_rollout("w", claim_id=f"{number}:1")
     await store.enqueue_rollout("a")
-    first = await store.dequeue_rollout(claim_id="c")
-    clock.advance(600)
-    assert await store.dequeue_rollout(claim_id="c") == first
+
+    newest = await store.dequeue_rollout("w", claim_id=f"{MOST_CLAIM_SLOTS + 1}:1")
+    oldest = known(await store.dequeue_rollout("w", claim_id="0:1"))  # forgotten, so that it is a new one
+
+    assert (newest, oldest.input) == (None, "a")
+    assert "claims" not in known(await store.get_worker_by_id("w")).model_dump()
 
 
-async def test_ids_of_a_strange_length_are_refused(store: LightningStore) -> None:
-    for given in ("", "c" * 257):
+async def test_strange_ids_of_claims_are_refused(store: LightningStore) -> None:
+    for given in ("", "c" * 257, "\0"):
         with pytest.raises(InvalidValue, match="give one of 1 to 256"):
             await store.dequeue_many_rollouts(claim_id=given)
+
+
+async def test_sequence_ids_are_new_each_time(store: LightningStore) -> None:
+    numbers = [await store.get_next_span_sequence_id("held", "a", request_id="q") for _ in range(2)]
+    assert numbers == [1, 2]
 
 
 # ---------------------------------------------------------------------- what is created

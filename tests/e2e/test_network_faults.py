@@ -100,7 +100,7 @@ async def test_runners_resume_by_themselves_after_an_outage() -> None:
 
     async with network(store) as proxy:
         clients = [LightningStoreClient(proxy.url, transport=transport) for transport in transports]
-        runners = [asyncio.create_task(_run_until_stopped(client)) for client in clients]
+        runners = [asyncio.create_task(_run_until_stopped(client, f"w-{n}")) for n, client in enumerate(clients)]
         before = [(await store.enqueue_rollout({"n": 1})).rollout_id for _ in range(40)]
         await store.wait_for_rollouts(before[:20])
         await proxy.refuse()
@@ -118,11 +118,11 @@ async def test_runners_resume_by_themselves_after_an_outage() -> None:
     assert len(finished) == len(before) + len(during) == sum(counts)
 
 
-async def _run_until_stopped(client: LightningStoreClient) -> int:
+async def _run_until_stopped(client: LightningStoreClient, worker_id: str) -> int:
     """A runner that goes on until it claims a rollout that says stop."""
     count = 0
     while True:
-        claim = await client.dequeue_rollout(wait=30)
+        claim = await client.dequeue_rollout(worker_id, wait=30)
         if claim is None:
             continue
         if claim.input["n"] == "stop":
@@ -175,31 +175,10 @@ async def test_half_open_connection_is_noticed_by_the_request_timeout(transport:
 # ---------------------------------------------------------------------- lost and doubled claims
 
 
-@pytest.mark.parametrize(("transport", "worker_id"), [("http", None), ("ws", "w")])
-async def test_claims_whose_replies_were_lost_together_come_with_the_next_calls(
-    transport: Any, worker_id: str | None
-) -> None:
-    store = InMemoryLightningStore()
-    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={"n": n}) for n in range(4)])
-
-    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
-        await client.statistics()
-        proxy.hold_replies()
-        calls = [asyncio.create_task(client.dequeue_rollout(worker_id)) for _ in range(4)]
-        await _until(store, queue_length=0)
-        await proxy.refuse()
-        lost = await asyncio.gather(*calls)
-        await proxy.listen()
-        recovered = [await client.dequeue_rollout(worker_id) for _ in range(5)]
-
-    assert lost == [None] * 4
-    assert sorted(claim.input["n"] for claim in recovered if claim is not None) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("transport", "operation", "wait"), [("http", "dequeue_many_rollouts", None), ("ws", "claim_rollouts", 1.0)]
 )
-async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(
+async def test_claims_of_a_caller_whose_patience_ended_are_given_again_by_their_ids(
     transport: Any, operation: str, wait: float | None
 ) -> None:
     store = InMemoryLightningStore()
@@ -207,79 +186,66 @@ async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(
     impatient: dict[str, Any] = {"retry_delays": (0.05,), "health_retry_delays": (0.05,), "outage_seconds": 0.0}
 
     async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **impatient) as client:
+
+        def claiming() -> list[Any]:
+            options: dict[str, Any] = {"limit": 1, "worker_id": "w", "wait": wait}
+            return [getattr(client, operation)(**options, claim_id=f"{slot}:1") for slot in range(4)]
+
         await client.statistics()
         proxy.hold_replies()
-        call = asyncio.create_task(getattr(client, operation)(limit=4, worker_id="w", wait=wait))
+        calls = [asyncio.create_task(call) for call in claiming()]
         await _until(store, queue_length=0)
         await proxy.refuse()
-        with pytest.raises(StoreUnavailable):
-            await call
+        lost = await asyncio.gather(*calls, return_exceptions=True)
         await proxy.listen()
-        recovered = await getattr(client, operation)(limit=4, worker_id="w", wait=wait)
+        recovered = [each for call in claiming() for each in await call]
 
+    assert [type(error) for error in lost] == [StoreUnavailable] * 4
     rollouts = [claim.rollout if isinstance(claim, Claim) else claim for claim in recovered]
-    assert [(rollout.input["n"], rollout.attempt.sequence_id) for rollout in rollouts] == [(n, 1) for n in range(4)]
+    assert sorted((rollout.input["n"], rollout.attempt.sequence_id) for rollout in rollouts) == [
+        (n, 1) for n in range(4)
+    ]
 
 
 @pytest.mark.parametrize(
     ("transport", "operation", "wait"), [("http", "dequeue_rollout", 5.0), ("ws", "dequeue_many_rollouts", None)]
 )
-async def test_claim_of_a_cancelled_caller_goes_back_to_the_queue(
-    transport: Any, operation: str, wait: float | None
+async def test_claim_of_a_cancelled_caller_comes_back_with_its_lease(
+    transport: Any, operation: str, wait: float | None, clock: Any
 ) -> None:
-    store = InMemoryLightningStore()
+    store = InMemoryLightningStore(clock=clock)
     await store.enqueue_rollout({"n": 1})
 
     async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
         await client.statistics()
         proxy.hold_replies()
-        call = asyncio.create_task(getattr(client, operation)(wait=wait))
+        call = asyncio.create_task(getattr(client, operation)(worker_id="w", wait=wait, heartbeat_interval=10))
         await _until(store, queue_length=0)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         proxy.release_replies()
-        await _until(store, queue_length=1)
+        clock.advance(301)
         claim = await store.dequeue_rollout()
 
     assert claim is not None
+    assert claim.attempt.sequence_id == 2
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_claim_of_a_caller_cancelled_during_an_outage_goes_back_after_it(transport: Any) -> None:
+async def test_claim_of_a_caller_cancelled_while_it_waits_takes_nothing(transport: Any) -> None:
     store = InMemoryLightningStore()
-    await store.enqueue_rollout({"n": 1})
 
     async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
-        await client.statistics()
-        proxy.hold_replies()
         call = asyncio.create_task(client.dequeue_rollout("w", wait=30))
-        await _until(store, queue_length=0)
-        await proxy.refuse()
-        await asyncio.sleep(0.2)
+        while not store._board.has_waiters:
+            await asyncio.sleep(0.01)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        await asyncio.sleep(0.2)
-        await proxy.listen()
-        await _until(store, queue_length=1)
+        while store._board.has_waiters:
+            await asyncio.sleep(0.01)
+        await store.enqueue_rollout({"n": 1})
 
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_claim_that_a_client_never_heard_of_goes_back_when_it_closes(transport: Any) -> None:
-    store = InMemoryLightningStore()
-    await store.enqueue_rollout({"n": 1})
-
-    async with network(store) as proxy:
-        async with LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
-            await client.statistics()
-            proxy.hold_replies()
-            call = asyncio.create_task(client.dequeue_rollout("w"))
-            await _until(store, queue_length=0)
-            await proxy.refuse()
-            lost = await call
-            await proxy.listen()
-        await _until(store, queue_length=1)
-
-    assert lost is None
+        assert (await store.statistics())["queue_length"] == 1
 
 
 @pytest.mark.parametrize(("transport", "wait"), [("http", None), ("ws", 0.2)])
@@ -309,7 +275,7 @@ async def test_a_waiting_request_sent_again_is_answered_when_its_first_copy_has_
     async with LightningStoreClient(server.endpoint) as client:
         copies = []
         for _ in range(2):
-            waiting = client.dequeue_rollout(wait=20.0, claim_id="key")
+            waiting = client.dequeue_rollout("w", wait=20.0, claim_id="0:1")
             copies.append(asyncio.create_task(waiting))
             await asyncio.sleep(0.3)
         await store.enqueue_rollout({"n": 1})

@@ -80,30 +80,36 @@ async def publish(store: LightningStoreClient, record: Record, leave: asyncio.Ev
         await asyncio.sleep(0.03)
 
 
-Dequeue = Callable[[LightningStoreClient, str], Any]
+Dequeue = Callable[[LightningStoreClient, str, str], Any]
 
 
-async def dequeue_at_once(store: LightningStoreClient, worker_id: str) -> Sequence[AttemptedRollout]:
-    claim = await store.dequeue_rollout(worker_id)
-    if claim is None:
+async def dequeue_at_once(store: LightningStoreClient, worker_id: str, claim_id: str) -> Sequence[AttemptedRollout]:
+    claims = await store.claim_rollouts(worker_id=worker_id, claim_id=claim_id)
+    if not claims:
         await asyncio.sleep(0.01)
-    return [] if claim is None else [claim]
+    return [claim.rollout for claim in claims]
 
 
-async def dequeue_waiting(store: LightningStoreClient, worker_id: str) -> Sequence[AttemptedRollout]:
-    claim = await store.dequeue_rollout(worker_id, wait=0.3)
-    return [] if claim is None else [claim]
+async def dequeue_waiting(store: LightningStoreClient, worker_id: str, claim_id: str) -> Sequence[AttemptedRollout]:
+    return [c.rollout for c in await store.claim_rollouts(worker_id=worker_id, wait=0.3, claim_id=claim_id)]
 
 
-async def dequeue_several(store: LightningStoreClient, worker_id: str) -> Sequence[AttemptedRollout]:
-    return await store.dequeue_many_rollouts(limit=3, worker_id=worker_id, wait=0.3)
+async def dequeue_several(store: LightningStoreClient, worker_id: str, claim_id: str) -> Sequence[AttemptedRollout]:
+    return await store.dequeue_many_rollouts(limit=3, worker_id=worker_id, wait=0.3, claim_id=claim_id)
 
 
 async def consume(
     store: LightningStoreClient, record: Record, leave: asyncio.Event, worker_id: str, dequeue: Dequeue
 ) -> None:
+    """Claim and finish; a claim is made under one id until there is an answer."""
+    number = 0
     while True:
-        claims = await dequeue(store, worker_id)
+        try:
+            claims = await dequeue(store, worker_id, f"0:{number}")
+        except StoreUnavailable:
+            await asyncio.sleep(0.01)
+            continue
+        number += 1
         for claim in claims:
             record.claim(claim, worker_id)
         for claim in claims:

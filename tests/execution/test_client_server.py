@@ -70,16 +70,22 @@ async def working(store: LightningStore, worker_id: int, event: ExecutionEvent) 
 
 
 class Named:
-    """Runners whose ids in the store are known."""
+    """Runners whose ids in the store are known; the work gets them in the place of their numbers."""
 
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[..., Any], start: int = 0) -> None:
+        self._work, self._start = work, start
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        await self._work(store, worker_id, event)
+        await self._work(store, self.store_worker_id(worker_id), event)
 
-    def owns_worker(self, worker_id: str, number: int | None = None) -> bool:
-        return worker_id.startswith("Worker-") if number is None else worker_id == f"Worker-{number}"
+    def at_start(self, start: int) -> "Named":
+        return Named(self._work, start)
+
+    def store_worker_id(self, number: int) -> str:
+        return f"Worker-{number}-{self._start}"
+
+    def owns_worker(self, worker_id: str) -> bool:
+        return worker_id.startswith("Worker-")
 
 
 async def doing_nothing(store: LightningStore, event: ExecutionEvent) -> None:
@@ -458,9 +464,9 @@ def test_a_training_whose_runners_all_died_raises_instead_of_waiting() -> None:
 def dying_once(flag: Path) -> Callable[..., Any]:
     """A runner of which the first that claims is killed in mid-rollout."""
 
-    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+    async def runner(store: LightningStore, worker_id: str, event: ExecutionEvent) -> None:
         while not event.is_set():
-            claim = await store.dequeue_rollout(worker_id=f"Worker-{worker_id}", wait=0.2)
+            claim = await store.dequeue_rollout(worker_id=worker_id, wait=0.2)
             if claim is None:
                 continue
             try:
@@ -503,8 +509,8 @@ def test_a_killed_runner_is_started_again_if_that_is_allowed(tmp_path: Path) -> 
 def test_what_a_runner_claims_that_was_started_again_is_not_given_back(tmp_path: Path) -> None:
     died, seen = tmp_path / "died", tmp_path / "seen"
 
-    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        claim = await store.dequeue_rollout(worker_id=f"Worker-{worker_id}", wait=PATIENCE_SECONDS)
+    async def runner(store: LightningStore, worker_id: str, event: ExecutionEvent) -> None:
+        claim = await store.dequeue_rollout(worker_id=worker_id, wait=PATIENCE_SECONDS)
         assert claim is not None
         if not died.exists():
             died.touch()
@@ -515,7 +521,7 @@ def test_what_a_runner_claims_that_was_started_again_is_not_given_back(tmp_path:
         assert latest is not None
         seen.write_text(latest.status)
         await store.update_attempt(claim.rollout_id, latest.attempt_id, status="succeeded")
-        await working(store, worker_id, event)
+        await working(store, 1, event)
 
     store = InMemoryLightningStore()
     a_strategy(max_restarts=1).execute(enqueueing(2), Named(runner), store)
@@ -552,20 +558,13 @@ def test_a_runner_that_awaits_for_ever_ends_by_itself_while_it_is_served(caplog:
     assert "did not end" not in caplog.text
 
 
-class Hanging:
+async def hanging(store: LightningStore, worker_id: str, event: ExecutionEvent) -> None:
     """A runner that claims, and heeds nobody any more."""
-
-    worker_token = "hanging"
-
-    def owns_worker(self, worker_id: str, number: int | None = None) -> bool:
-        return worker_id == f"{self.worker_token}-{number}"
-
-    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        await store.dequeue_rollout(f"{self.worker_token}-{worker_id}", wait=20)
-        while True:
-            time.sleep(1)  # noqa: ASYNC251 # that is what is wrong with it
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    await store.dequeue_rollout(worker_id, wait=20)
+    while True:
+        time.sleep(1)  # noqa: ASYNC251 # that is what is wrong with it
 
 
 def test_a_runner_that_hangs_is_ended_in_the_stated_time_and_its_attempt_too() -> None:
@@ -576,7 +575,7 @@ def test_a_runner_that_hangs_is_ended_in_the_stated_time_and_its_attempt_too() -
 
     store, began = InMemoryLightningStore(), time.monotonic()
     with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*-9"):
-        a_strategy(graceful_timeout=0.5, terminate_timeout=0.5).execute(algorithm, Hanging(), store)
+        a_strategy(graceful_timeout=0.5, terminate_timeout=0.5).execute(algorithm, Named(hanging), store)
 
     assert time.monotonic() - began < 20
     assert [attempt.status for attempt in asyncio.run(store.query_attempts("r"))] == ["unresponsive"]

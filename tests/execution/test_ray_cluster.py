@@ -11,7 +11,6 @@ import pytest
 from agentlightning.errors import ConfigurationError, InvalidToken, NotAllowed
 from agentlightning.execution import RayExecutionStrategy
 from agentlightning.execution.events import ControlFlags, ExecutionEvent
-from agentlightning.execution.processes import recover_attempts
 from agentlightning.execution.ray_runners import Control, RunnerActor
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient
 from agentlightning.store.http.reader_file import reader_access
@@ -172,22 +171,9 @@ async def test_runners_get_the_token_of_a_runner(monkeypatch: pytest.MonkeyPatch
 
     async with strategy._served(InMemoryLightningStore()) as served:
         with pytest.raises(NotAllowed):
-            await served.client.mark_worker_lost("w", "it died")
+            await served.client.enqueue_rollout("task")
         assert list(await served.client.query_rollouts()) == []
         await served.client.close()
-
-
-async def test_a_runner_s_token_recovers_attempts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_STORE_TOKEN", SECRET)
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("task", worker_id="w@token")
-
-    async with RayExecutionStrategy(server_host="127.0.0.1", server_port=0)._served(store) as served:
-        recovered = await recover_attempts(served.client, "token", "w@token".__eq__, "it died")
-        await served.client.close()
-
-    assert recovered == [rollout.rollout_id]
-    assert [attempt.status for attempt in await store.query_attempts(rollout.rollout_id)] == ["unresponsive"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from agentlightning.execution import ThreadingEvent
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.heartbeat import Heartbeat
 from agentlightning.store import InMemoryLightningStore, LightningStoreThreaded
-from agentlightning.tracer import DummyTracer
+from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.types import Worker
-from tests.runner.working import PATIENCE_SECONDS, Answering, Awaiting, stocked_store, until, work_off
+from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, stocked_store, until, work_off
 
 
 def beating_runner(mode: Any) -> LitAgentRunner[Any]:
@@ -108,3 +108,61 @@ async def test_a_snapshot_that_takes_for_ever_does_not_keep_the_runner_from_endi
     leave.set()
 
     assert took < 10
+
+
+async def test_agents_whose_attempts_are_lost_are_cancelled_and_the_runner_goes_on() -> None:
+    store, begun, cancelled = InMemoryLightningStore(), list[str](), list[str]()
+    await store.add_resources(RESOURCES)
+
+    async def answer(task: Any) -> float:
+        begun.append(task)
+        if task == "kept":
+            return 1.0
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(task)
+            raise
+        return 0.0
+
+    lost = await store.enqueue_rollout("lost")
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        OtelTracer(), heartbeat_interval=0.02, interval_jitter=0.0, poll_interval=0.05, max_rollouts=2
+    )
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: begun == ["lost"])
+        await store.mark_worker_lost(runner.get_store_worker_id(), "it was taken for dead")
+        other = await store.dequeue_rollout("other")
+        await store.enqueue_rollout("kept")
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert other is not None
+    assert (begun, cancelled) == (["lost", "kept"], ["lost"])
+    first, second = await store.query_attempts(lost.rollout_id)
+    assert ((first.metadata or {})["error"]["message"], second.status) == ("it was taken for dead", "preparing")
+    assert list(await store.query_spans(lost.rollout_id)) == []
+
+
+async def test_the_agent_of_a_cancelled_rollout_is_cancelled_and_the_rollout_stays_as_it_is() -> None:
+    store, begun = InMemoryLightningStore(), list[str]()
+    await store.add_resources(RESOURCES)
+
+    async def answer(task: Any) -> float:
+        begun.append(task)
+        if task == "endless":
+            await asyncio.Event().wait()
+        return 1.0
+
+    endless = await store.enqueue_rollout("endless")
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        DummyTracer(), heartbeat_interval=0.02, interval_jitter=0.0, poll_interval=0.05, max_rollouts=2
+    )
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: begun == ["endless"])
+        await store.update_rollout(endless.rollout_id, status="cancelled")
+        await store.enqueue_rollout("next")
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert [rollout.status for rollout in await store.query_rollouts()] == ["cancelled", "succeeded"]

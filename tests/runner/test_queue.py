@@ -240,3 +240,33 @@ async def test_a_status_that_cannot_be_written_does_not_end_the_runner(caplog: p
 
     assert (await worked.statuses())[1] == "succeeded"
     assert "could not be written" in caplog.text
+
+
+async def test_attempts_are_given_up_in_order_when_every_task_of_the_loop_is_cancelled() -> None:
+    class Slow(InMemoryLightningStore):
+        async def finish_attempt(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0.05)
+            return await super().finish_attempt(*args, **kwargs)
+
+    store, started = Slow(), asyncio.Event()
+    await store.add_resources(RESOURCES)
+
+    async def answer(_: Any) -> float:
+        started.set()
+        await asyncio.sleep(1000)
+        return 1.0
+
+    rollout = await store.enqueue_rollout("task")
+    runner, this = quick_runner(), asyncio.current_task()
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        work = asyncio.create_task(runner.iter())
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        for task in asyncio.all_tasks() - {this}:
+            task.cancel()
+        await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.wait([work], timeout=PATIENCE_SECONDS)
+
+    attempt = await store.get_latest_attempt(rollout.rollout_id)
+    assert attempt is not None
+    assert (work.cancelled(), attempt.status) == (True, "unresponsive")

@@ -14,7 +14,7 @@ from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.types import Attempt
 from tests.e2e.server_process import ServerProcess
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, until, work_off
-from tests.store.test_foreign import OldStore
+from tests.store.test_composed import OldStore
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore, LightningStoreThreaded
-from agentlightning.store.foreign import adapted
 from agentlightning.types import Attempt
 
 
@@ -30,10 +29,9 @@ class Slow(LightningStore):
         return Attempt(rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=1, start_time=0.0)
 
 
-@pytest.mark.parametrize("wrap", [LightningStoreThreaded, adapted])
-def test_threads_with_loops_of_their_own_never_meet_inside(wrap: Any) -> None:
+def test_threads_with_loops_of_their_own_never_meet_inside() -> None:
     inner = Slow()
-    store = wrap(inner)
+    store = LightningStoreThreaded(inner)
 
     async def work() -> None:
         await asyncio.gather(*(store.update_attempt("r", "a", status="running") for _ in range(5)))

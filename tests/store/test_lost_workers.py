@@ -68,7 +68,7 @@ async def test_leases_count_anew_when_the_process_was_stopped(make_store: Any, c
     rollout_id = await claimed_and_silent(store)
     await store.get_rollout_by_id(rollout_id)
     clock.advance(1000)
-    store._watch._suspensions._last_tick = (0.0, 0.0)  # as after a stop: the last tick was long ago
+    store._watch._last_tick = (0.0, 0.0)  # as after a stop: the last tick was long ago
 
     statuses = [(await store.get_rollout_by_id(rollout_id)).status]
     clock.advance(301)

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ async def test_copies_of_a_claim_at_two_stores_claim_once() -> None:
         await one.enqueue_many_rollouts([])
         await asyncio.gather(*[one.enqueue_rollout(n) for n in range(3)])
 
-        claims = await asyncio.gather(*[store.dequeue_rollout(claim_id="c") for store in (one, other) * 4])
+        claims = await asyncio.gather(*[store.dequeue_rollout("w", claim_id="0:1") for store in (one, other) * 4])
 
         assert len({claim.attempt.attempt_id for claim in claims if claim is not None}) == 1
         assert (await one.statistics())["queue_length"] == 2
@@ -334,3 +335,18 @@ async def test_a_lock_that_another_session_holds_is_an_outage_and_not_a_wait_for
                 await asyncio.wait_for(store.enqueue_rollout("a"), 20)
 
         assert (await store.enqueue_rollout("a")).status == "queuing"
+
+
+async def test_the_time_is_the_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    dsn, real = new_database(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
+    async with PostgresLightningStore(dsn, lost_worker_seconds=0.3) as store:
+        await store.update_worker("w", {"interval_seconds": 0.1})
+        await store.enqueue_rollout("a")
+        claim = await store.dequeue_rollout("w", heartbeat_interval=0.1)
+        assert claim is not None
+        again = await asyncio.wait_for(store.dequeue_rollout("v", wait=30), 40)
+
+    assert abs(claim.attempt.start_time - real()) < 60
+    assert again is not None
+    assert 0.3 <= again.attempt.start_time - claim.attempt.start_time < 30

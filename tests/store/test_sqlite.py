@@ -5,7 +5,6 @@ import gc
 import multiprocessing
 import pickle
 import sqlite3
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -268,35 +267,34 @@ async def test_forgotten_store_lets_go_of_its_threads(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-async def test_claim_of_a_caller_cancelled_at_the_last_moment_goes_back_too(tmp_path: Path) -> None:
+async def test_claim_of_a_caller_cancelled_at_the_last_moment_is_given_again(tmp_path: Path) -> None:
     async with SqliteLightningStore(tmp_path / "s.db") as store:
         await store.enqueue_rollout("a")
-        claim = asyncio.create_task(store.dequeue_rollout("w"))
+        claim = asyncio.create_task(store.dequeue_rollout("w", claim_id="0:1"))
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_soon(claim.cancel)  # behind the batch, before the task sees its result
         await asyncio.gather(claim, return_exceptions=True)
 
-        again = known(await asyncio.wait_for(store.dequeue_rollout(wait=10), 10))
+        again = known(await store.dequeue_rollout("w", claim_id="0:1"))
         assert claim.cancelled()
         assert (again.input, again.attempt.sequence_id) == ("a", 1)
 
 
-async def test_claim_of_a_caller_cancelled_while_it_is_made_goes_back_to_the_queue(tmp_path: Path) -> None:
-    async with SqliteLightningStore(tmp_path / "s.db", durability="power") as store:
+async def test_claim_of_a_caller_cancelled_while_it_is_made_comes_back_with_its_lease(
+    tmp_path: Path, clock: Any
+) -> None:
+    async with SqliteLightningStore(tmp_path / "s.db", durability="power", clock=clock) as store:
         first = await store.enqueue_rollout("a")
-        await store.enqueue_rollout("b")
-        started = threading.Event()
         writer = store._work().writer
 
         with writer._turn:
-            claim = asyncio.create_task(store.dequeue_rollout("w"))
+            claim = asyncio.create_task(store.dequeue_rollout("w", heartbeat_interval=10))
             while not writer._jobs:
                 await asyncio.sleep(0)
             job = writer._jobs[0]
             original = job.call.behaviour
 
             def claim_then_cancel(*args: Any, **kwargs: Any) -> Any:
-                started.set()
                 job.future.get_loop().call_soon_threadsafe(job.future.cancel)  # type: ignore[union-attr]
                 return original(*args, **kwargs)
 
@@ -304,10 +302,11 @@ async def test_claim_of_a_caller_cancelled_while_it_is_made_goes_back_to_the_que
         with pytest.raises(asyncio.CancelledError):
             await claim
 
-        assert started.is_set()
-        claims = [await store.dequeue_rollout(wait=10) for _ in range(2)]
-        assert sorted((c.input, c.attempt.sequence_id) for c in claims if c) == [("a", 1), ("b", 1)]
-        assert len(await store.query_attempts(first.rollout_id)) == 1
+        await store.update_worker("v")  # behind the claim
+        assert known(await store.get_rollout_by_id(first.rollout_id)).status == "preparing"
+        clock.advance(301)
+        again = known(await store.dequeue_rollout("v"))
+        assert (again.input, again.attempt.sequence_id) == ("a", 2)
 
 
 async def test_batch_cut_off_by_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:

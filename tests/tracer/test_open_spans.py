@@ -1,19 +1,22 @@
 """Spans that stay open are shown to the store, once; those that end soon are not."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
+import pytest
 from opentelemetry.sdk.trace import Span as LiveSpan
 from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer import OtelTracer
 from agentlightning.tracer.binding import Binding, Recorder
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.tracer.trace_shipper import OpenSpans, TraceShipper
+from agentlightning.tracer.trace_shipper import NANOSECONDS, SHOWN_SECONDS, TraceShipper
 from agentlightning.types import Span
+from tests.runner.working import until
 
 OTEL = TracerProvider(shutdown_on_exit=False).get_tracer("tests")
-LINGER_SECONDS = 1.0
+SHOWN_NS = int(SHOWN_SECONDS * NANOSECONDS)
 
 
 class ShownStore(InMemoryLightningStore):
@@ -30,65 +33,85 @@ class ShownStore(InMemoryLightningStore):
             raise self.error
 
 
-def begin(open_spans: OpenSpans, name: str) -> LiveSpan:
-    span = OTEL.start_span(name)
-    assert isinstance(span, LiveSpan)
-    open_spans.begun[span.get_span_context().span_id] = Binding(DummyTracer(), Recorder(), None, "ro-1", "at-1"), span
-    return span
+class Trace:
+    """One trace on its way to a store."""
+
+    def __init__(self, store: ShownStore) -> None:
+        self.shipper = TraceShipper(store)
+        self.binding = Binding(DummyTracer(), Recorder(), self.shipper, "ro-1", "at-1")
+        self.shipper.open(self.binding)
+
+    def begin(self, name: str) -> LiveSpan:
+        span = OTEL.start_span(name)
+        assert isinstance(span, LiveSpan)
+        self.binding.recorder.open_spans[span.get_span_context().span_id] = span
+        return span
+
+    async def look(self, span: LiveSpan, *, after_ns: int) -> None:
+        """Show what is open so long after the span began."""
+        assert span.start_time is not None
+        await self.shipper.show_open_spans(span.start_time + after_ns)
 
 
-async def look(open_spans: OpenSpans, store: ShownStore, *times: float) -> None:
-    for time in times:
-        await open_spans.look(store, time, LINGER_SECONDS)
+@pytest.fixture
+async def opened() -> AsyncIterator[Trace]:
+    trace = Trace(ShownStore())
+    yield trace
+    trace.shipper.close()
 
 
-async def test_a_span_that_is_open_at_two_looks_is_shown_once() -> None:
-    open_spans, store = OpenSpans(), ShownStore()
-    begin(open_spans, "long")
+def shown(trace: Trace) -> list[list[str]]:
+    store = trace.shipper.store
+    assert isinstance(store, ShownStore)
+    return store.shown
 
-    await look(open_spans, store, 1.0, 2.0, 3.0, 4.0)
+
+async def test_a_span_that_is_open_for_a_second_is_shown_once(opened: Trace) -> None:
+    span = opened.begin("long")
+
+    for seconds in (1, 2, 3):
+        await opened.look(span, after_ns=seconds * SHOWN_NS)
+
+    assert shown(opened) == [["long"]]
+
+
+async def test_a_span_that_ends_or_is_young_is_not_shown(opened: Trace) -> None:
+    short, young = opened.begin("short"), opened.begin("young")
+    short.end()
+    opened.binding.recorder.record(short)
+
+    await opened.look(young, after_ns=SHOWN_NS - 1)
+
+    assert shown(opened) == []
+    assert list(opened.binding.recorder.open_spans.values()) == [young]
+
+
+async def test_spans_of_a_trace_that_has_ended_are_not_shown(opened: Trace) -> None:
+    span = opened.begin("left open")
+    await opened.shipper.flush(opened.binding)
+
+    await opened.look(span, after_ns=SHOWN_NS)
+
+    assert shown(opened) == []
+
+
+async def test_a_store_that_could_not_be_reached_is_shown_the_next_ones(opened: Trace) -> None:
+    opened.shipper.store.error = StoreUnavailable("The store is down.")  # type: ignore[attr-defined]
+    for number in range(2):
+        await opened.look(opened.begin(f"step {number}"), after_ns=SHOWN_NS)
+
+    assert shown(opened) == [["step 0"], ["step 1"]]
+
+
+async def test_what_an_agent_does_is_shown_while_it_does_it() -> None:
+    store, tracer = ShownStore(), OtelTracer()
+    rollout = await store.start_rollout("task")
+
+    with tracer.lifespan(store):
+        async with tracer.trace_context(
+            store=store, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id
+        ) as recorder:
+            with recorder.start_as_current_span("long"):
+                await until(lambda: store.shown)
 
     assert store.shown == [["long"]]
-    assert not open_spans.begun
-
-
-async def test_a_span_that_ends_between_two_looks_is_not_shown() -> None:
-    open_spans, store = OpenSpans(), ShownStore()
-    span = begin(open_spans, "short")
-
-    await look(open_spans, store, 1.0)
-    span.end()
-    await look(open_spans, store, 2.0)
-
-    assert store.shown == []
-
-
-async def test_looks_in_quick_succession_are_one_look() -> None:
-    open_spans, store = OpenSpans(), ShownStore()
-    begin(open_spans, "young")
-    await look(open_spans, store, 1.0, 1.1, 1.2, 1.9)
-    assert store.shown == []
-
-
-async def test_a_store_that_could_not_be_reached_is_shown_the_next_ones() -> None:
-    open_spans, store = OpenSpans(), ShownStore(StoreUnavailable("The store is down."))
-    for number in range(2):
-        begin(open_spans, f"step {number}")
-        await look(open_spans, store, 10.0 * number, 10.0 * number + 1.0)
-
-    assert store.shown == [["step 0"], ["step 1"]]
-
-
-async def test_a_span_that_has_ended_is_let_go_before_any_look() -> None:
-    store, span = ShownStore(), OTEL.start_span("short")
-    assert isinstance(span, LiveSpan)
-    shipper, rollout = TraceShipper(store), await store.start_rollout(input="a task")
-    binding = Binding(DummyTracer(), Recorder(), shipper, rollout.rollout_id, rollout.attempt.attempt_id)
-
-    shipper.begin(binding, span)
-    span.end()
-    shipper.put(binding, span)
-    shipper.close()
-
-    assert not shipper._open_spans.begun
-    assert (store.shown, len(await store.query_spans(rollout.rollout_id))) == ([], 1)

@@ -16,7 +16,7 @@ from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.shipper import ShipperLimits
 from agentlightning.tracer.trace_shipper import TraceShipper
 from agentlightning.types import AttemptedRollout, Span
-from tests.store.test_foreign import OldStore
+from tests.store.test_composed import OldStore
 from tests.tracer.conftest import Outage, TroubledStore, refuse_the_bad
 
 SOON = ShipperLimits(linger_seconds=0.01, patience_seconds=0.05)

@@ -20,7 +20,7 @@ from agentlightning.types import NamedResources, Run
 from agentlightning.types.lifecycle import LifecycleState
 from tests.e2e.server_process import free_port
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering
-from tests.store.test_foreign import OldStore
+from tests.store.test_composed import OldStore
 from tests.trainer.trainings import Halving, a_trainer, endless, over_processes, rewards_of, runs_of, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -235,7 +235,7 @@ def around_the_algorithm(**options: Any) -> Trainer:
     "make", [a_trainer, around_the_algorithm, over_processes], ids=["runner-outside", "algorithm-outside", "processes"]
 )
 def test_a_fit_ends_when_its_runners_have_run_all_they_may(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.execution.orphan_guard.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("agentlightning.execution.watch.PATIENCE_SECONDS", 0.2)
 
     trainer = make(max_rollouts=2)
 

@@ -12,6 +12,7 @@ import pytest
 from agentlightning.algorithm import algo
 from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.store import LightningStore
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, is_lost
 from agentlightning.types import RolloutConfig
 from agentlightning.types.lifecycle import LifecycleState
 from tests.e2e.server_process import free_port
@@ -82,3 +83,20 @@ def test_a_fit_whose_only_runner_was_killed_raises(tmp_path: Path) -> None:
         trainer.fit(killed_once(tmp_path / "died"))
 
     assert [run.status for run in runs_of(trainer.store)] != ["succeeded"]
+
+
+def test_a_killed_runner_that_is_started_again_costs_no_try_and_no_lease(tmp_path: Path) -> None:
+    strategy = ClientServerExecutionStrategy(server_port=free_port(), max_restarts=1)
+    config = RolloutConfig(max_attempts=1, retry_condition=["unresponsive"])
+    trainer = a_trainer(strategy=strategy, algorithm=enqueueing(3, config))
+
+    trainer.fit(killed_once(tmp_path / "died"))
+
+    rollouts = asyncio.run(trainer.store.query_rollouts())
+    tries = [list(asyncio.run(trainer.store.query_attempts(rollout.rollout_id))) for rollout in rollouts]
+    assert sorted(len(attempts) for attempts in tries) == [1, 1, 2]
+    lost, again = next(attempts for attempts in tries if len(attempts) == 2)
+    assert is_lost(lost)
+    assert [attempts[-1].status for attempts in tries] == ["succeeded"] * 3
+    assert again.worker_id == f"{lost.worker_id}-1"
+    assert again.start_time - lost.start_time < LOST_WORKER_SECONDS / 2

@@ -11,7 +11,7 @@ import pytest
 
 import agentlightning
 from agentlightning.algorithm import Algorithm, algo
-from agentlightning.errors import StoreUnavailable, TrainingError
+from agentlightning.errors import StoreUnavailable
 from agentlightning.execution.events import ControlFlags, ThreadingEvent
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer
@@ -65,44 +65,6 @@ async def test_a_plain_function_that_fails_leaves_no_thread() -> None:
         await role_of(failing)(InMemoryLightningStore(), ThreadingEvent())
 
     await until(lambda: not any(t.name.startswith("algorithm") for t in threading.enumerate()), IDLE_SECONDS / 2)
-
-
-def waiting_role(*, silent_seconds: float) -> AlgorithmRole:
-    """An algorithm that enqueues a rollout and waits for it without end."""
-
-    @algo
-    async def waiting(*, store: Any) -> None:
-        rollout = await store.enqueue_rollout("task")
-        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
-
-    return role_of(waiting, silent_seconds=silent_seconds)
-
-
-async def test_a_training_whose_workers_are_all_gone_ends_with_an_error() -> None:
-    store, role = InMemoryLightningStore(), waiting_role(silent_seconds=0.4)
-    running = asyncio.create_task(role(store, ThreadingEvent()))
-    await until(lambda: role.flags.prepared.is_set())
-
-    await store.update_worker("w", {})
-
-    with pytest.raises(TrainingError, match="No worker is left"):
-        await asyncio.wait_for(running, PATIENCE_SECONDS)
-    assert not role.is_done
-
-
-@pytest.mark.parametrize("reason", ["no worker has come yet", "a worker without heartbeats is busy"])
-async def test_a_training_waits_on_while_somebody_may_work_for_it(reason: str) -> None:
-    store, role = InMemoryLightningStore(), waiting_role(silent_seconds=0.02)
-    running = asyncio.create_task(role(store, ThreadingEvent()))
-    await until(lambda: role.flags.prepared.is_set())
-    if "busy" in reason:
-        assert await store.dequeue_rollout(worker_id="w", wait=PATIENCE_SECONDS) is not None
-
-    done, _ = await asyncio.wait([running], timeout=0.5)
-
-    assert not done
-    role.flags.stopped.set()
-    await asyncio.wait_for(running, PATIENCE_SECONDS)
 
 
 async def test_a_bare_wait_goes_on_when_all_workers_are_gone() -> None:

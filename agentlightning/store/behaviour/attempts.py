@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from agentlightning.errors import InvalidValue, NotFound
 from agentlightning.store.behaviour.rollouts import (
@@ -31,11 +31,13 @@ from agentlightning.store.lifecycle import (
 )
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, choose
-from agentlightning.store.transaction import Transaction
+from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, PaginatedResult, Rollout, Worker
 
 logger = logging.getLogger(__name__)
 
+LEASE_FLOOR: Final = "lease_floor"
+"""The setting with the moment below which no lease ends."""
 ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
 """Fields a query may sort by."""
 
@@ -148,11 +150,28 @@ def new_lease(tx: Transaction, since: float, worker: Worker | None) -> float | N
     return None if math.isinf(seconds) else since + seconds
 
 
-def mark_overdue(tx: Transaction, now: float, counted_since: float) -> None:
+def lease_floor(tx: Transaction, opened_time: float, resumed_time: float) -> float:
+    """The moment as of which every lease is renewed: before it nobody may have taken heartbeats.
+
+    It is stored for all processes. An opening moves it once in two leases at most, so that a program that opens the
+    store again and again keeps no lost work from the queue.
+    """
+    setting = tx.get(Setting, LEASE_FLOOR)
+    before = floor = -math.inf if setting is None else float(setting.value)
+    if opened_time > before + 2 * tx.limits.lease_seconds:
+        floor = opened_time
+    floor = max(floor, resumed_time)
+    if floor > before:
+        tx.put(Setting(LEASE_FLOOR, str(floor)))
+    return floor
+
+
+def mark_overdue(tx: Transaction, now: float, opened_time: float, resumed_time: float) -> None:
     """The watchdog: end attempts that took too long or fell silent, and finish or requeue their rollouts.
 
     Args:
-        counted_since: Before this moment nobody may have taken heartbeats, so every lease is renewed as of then.
+        opened_time: When this process opened the store.
+        resumed_time: When it last went on after a suspension, or its clock was set.
     """
 
     def lease_end(rollout_id: str) -> float:
@@ -171,11 +190,11 @@ def mark_overdue(tx: Transaction, now: float, counted_since: float) -> None:
             attempt = change_attempt(tx, now, rollout, attempt, {"status": status, "end_time": end_time})
         elif has_lost_lease(attempt, now):
             worker = None if attempt.worker_id is None else tx.get(Worker, attempt.worker_id)
-            renewed = new_lease(tx, counted_since, worker)
+            renewed = new_lease(tx, lease_floor(tx, opened_time, resumed_time), worker)
             if renewed is None or renewed >= now:
                 attempt = replaced(attempt, lease_until=renewed)
                 tx.put(attempt)
-            else:
+            elif (new_lease(tx, opened_time, worker) or now) < now:  # else another process may know better than this
                 last_sign = max(attempt.start_time, (worker and worker.last_heartbeat_time) or 0.0)
                 reason = f"worker {attempt.worker_id} has been silent for {now - last_sign:.0f} s"
                 logger.info("Lost: %s.", reason)

@@ -1,19 +1,25 @@
-"""What the store does when a runner takes work: claims, their return, and going from one rollout to the next."""
+"""What the store does when a runner takes work: claims, and going from one rollout to the next.
+
+A claim that comes again gives what of it is still open, an empty one nothing: the worker's row has the last claim of
+each slot (`store/claims.py`). An empty answer to a claim that waits is kept when the waiting is over.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-from agentlightning.errors import InvalidQuery
+from agentlightning.errors import InvalidQuery, InvalidValue
 from agentlightning.store.behaviour.resources import get_latest_resources, get_resources_by_id
-from agentlightning.store.behaviour.rollouts import begin_attempt, change_status, latest_attempt
-from agentlightning.store.behaviour.spans import end_attempt, find_grant, put_grant
-from agentlightning.store.behaviour.workers import release_worker, show_worker_idle
-from agentlightning.store.claims import Claim, Grant, ResourcesVersion, claim_with, claimed_ids
+from agentlightning.store.behaviour.rollouts import begin_attempt, latest_attempt
+from agentlightning.store.behaviour.spans import end_attempt
+from agentlightning.store.behaviour.workers import show_worker_busy, show_worker_idle
+from agentlightning.store.claims import MOST_CLAIM_SLOTS, Claim, ResourcesVersion, claim_with, claimed_ids, slot_of
 from agentlightning.store.copies import attempted, detached
 from agentlightning.store.lifecycle import is_queuing, is_running, lease_seconds
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.transaction import Transaction
-from agentlightning.types import AttemptedRollout, AttemptStatus, Rollout, RolloutStatus, Span
+from agentlightning.types import AttemptedRollout, AttemptStatus, Rollout, Span, Worker
+
+MOST_ID_CHARACTERS: Final = 256
 
 
 def dequeue_rollout(
@@ -43,12 +49,11 @@ def dequeue_many_rollouts(
     """With `wait`, the store looks again if there is nothing now."""
     if limit < 1:
         raise InvalidQuery(f"limit is {limit}; claim at least one rollout.")
-    grant = None if claim_id is None else find_grant(tx, "claim", claim_id, worker_id)
-    if grant is not None:
-        return _still_open(tx, grant)
+    claimed = _claimed_before(tx, worker_id, claim_id)
+    if claimed is not None:
+        return claimed
     claimed = _take(tx, now, limit, worker_id, heartbeat_interval)
-    if claim_id is not None and (claimed or not wait):
-        put_grant(tx, now, "claim", claim_id, worker_id, claimed_ids(claimed))
+    _show_claimer(tx, now, worker_id, claimed, claim_id if claimed or not wait else None)
     return claimed
 
 
@@ -83,8 +88,8 @@ def finish_and_claim(
     heartbeat_interval: float | None = None,
     known_resources: Sequence[ResourcesVersion] = (),
 ) -> Claim | None:
-    grant = None if claim_id is None else find_grant(tx, "claim", claim_id, worker_id)
-    if grant is None:
+    claimed = _claimed_before(tx, worker_id, claim_id)
+    if claimed is None:
         end_attempt(
             *(tx, now, (rollout_id, attempt_id), status),
             spans=spans,
@@ -93,10 +98,7 @@ def finish_and_claim(
             claiming_worker=worker_id,
         )
         claimed = _take(tx, now, 1, worker_id, heartbeat_interval)
-        if claim_id is not None:
-            put_grant(tx, now, "claim", claim_id, worker_id, claimed_ids(claimed))
-    else:  # both steps were done together, and stay done
-        claimed = _still_open(tx, grant)
+        _show_claimer(tx, now, worker_id, claimed, claim_id)
     return next(iter(_with_resources(tx, now, claimed, known_resources)), None)
 
 
@@ -112,16 +114,49 @@ def _take(
         for rollout_id in popped:
             rollout = tx.get(Rollout, rollout_id)
             if rollout is not None and is_queuing(rollout):
-                claimed.append(begin_attempt(tx, now, rollout, worker_id, dequeued=True, lease_until=lease_until))
-    if worker_id is not None and not claimed:
-        show_worker_idle(tx, now, worker_id, dequeued=True)
+                claimed.append(begin_attempt(tx, now, rollout, worker_id, is_claimed=True, lease_until=lease_until))
     return claimed
 
 
-def _still_open(tx: Transaction, grant: Grant) -> list[AttemptedRollout]:
-    """What of a claim was neither ended nor returned nor cancelled since."""
+def _show_claimer(
+    tx: Transaction, now: float, worker_id: str | None, claimed: Sequence[AttemptedRollout], claim_id: str | None
+) -> None:
+    """Write that a worker has asked for work, and under the id of its claim what it was given."""
+    if worker_id is None:
+        return
+    changes: dict[str, Any] = {"last_dequeue_time": now}
+    if claim_id is not None:
+        slot, counter = slot_of(claim_id)
+        worker = tx.get(Worker, worker_id)
+        claims = {} if worker is None else {each: last for each, last in worker.claims.items() if each != slot}
+        if len(claims) >= MOST_CLAIM_SLOTS:
+            del claims[next(iter(claims))]
+        changes["claims"] = {**claims, slot: (counter, claimed_ids(claimed))}
+    if claimed:
+        show_worker_busy(tx, now, worker_id, claimed[-1].attempt, **changes)
+    else:
+        show_worker_idle(tx, now, worker_id, **changes)
+
+
+def _claimed_before(tx: Transaction, worker_id: str | None, claim_id: str | None) -> list[AttemptedRollout] | None:
+    """What is still open of a claim that was made before; nothing of one that was overtaken; None of one that is new.
+
+    What is still open was neither ended nor cancelled nor given to another since.
+    """
+    if claim_id is not None and not (0 < len(claim_id) <= MOST_ID_CHARACTERS and claim_id.isprintable()):
+        raise InvalidValue(
+            f"The id {claim_id[:20]!r} of a claim has {len(claim_id)} characters; "
+            f"give one of 1 to {MOST_ID_CHARACTERS} printable ones."
+        )
+    worker = None if claim_id is None or worker_id is None else tx.get(Worker, worker_id)
+    if claim_id is None or worker is None:
+        return None
+    slot, counter = slot_of(claim_id)
+    last, ids = worker.claims.get(slot, (-1, []))
+    if counter > last:
+        return None
     still_open = []
-    for rollout_id, attempt_id in grant.given:
+    for rollout_id, attempt_id in ids if counter == last else ():
         rollout, attempt = tx.get(Rollout, rollout_id), latest_attempt(tx, rollout_id)
         if rollout is not None and attempt is not None and attempt.attempt_id == attempt_id and is_running(rollout):
             still_open.append(attempted(rollout, attempt))
@@ -138,25 +173,3 @@ def _with_resources(
         claim = claim_with(rollout, resources, known)
         claims.append(Claim(detached(claim.rollout), claim.version, detached(claim.resources)))
     return claims
-
-
-def return_claims(tx: Transaction, now: float, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[bool]:
-    # The last one first, because each goes before those that are in the queue already.
-    undone = [_return_claim(tx, now, *ids) for ids in reversed(rollout_attempt_ids)]
-    return undone[::-1]
-
-
-def _return_claim(tx: Transaction, now: float, rollout_id: str, attempt_id: str) -> bool:
-    rollout = tx.get(Rollout, rollout_id)
-    latest = latest_attempt(tx, rollout_id)
-    if rollout is None or latest is None or latest.attempt_id != attempt_id:
-        return False
-    if rollout.status != "preparing" or latest.status != "preparing":
-        return False
-    tx.remove_latest_attempt(rollout_id)
-    tx.schedule(rollout_id, None)
-    status: RolloutStatus = "queuing" if latest.sequence_id == 1 else "requeuing"
-    tx.push(rollout_id, front=True)
-    change_status(tx, now, rollout, status)
-    release_worker(tx, now, latest)
-    return True

@@ -62,17 +62,24 @@ def _keep_alive(tx: Transaction, now: float, worker: Worker, rollout_id: str, at
     return True
 
 
-def mark_worker_lost(tx: Transaction, now: float, worker_id: str, reason: str) -> list[str]:
-    """End the open attempts of a worker that is gone; returns the ids of their rollouts."""
-    is_open = Condition.of("status_in", WORKING_STATUSES)
+def mark_worker_lost(
+    tx: Transaction, now: float, worker_id: str, reason: str, *, claimed_with: str | None = None
+) -> list[str]:
+    worker, is_open = tx.get(Worker, worker_id), Condition.of("status_in", WORKING_STATUSES)
+    slots = {} if worker is None else worker.claims
+    own = {slot: ids for slot, (_, ids) in slots.items() if slot.startswith(claimed_with or "")}
+    is_sole = claimed_with is None or len(own) == len(slots) > 0
+    owned = {ids for given in own.values() for ids in given}
     lost: list[str] = []
     for rollout in tx.select(Rollout, Selection((is_open,))).items:
         attempt = latest_attempt(tx, rollout.rollout_id)
-        if attempt is not None and attempt.worker_id == worker_id and attempt.status in WORKING_STATUSES:
+        if attempt is None or attempt.worker_id != worker_id or attempt.status not in WORKING_STATUSES:
+            continue
+        if is_sole or (attempt.rollout_id, attempt.attempt_id) in owned:
             lose_attempt(tx, now, rollout, attempt, reason)
             lost.append(rollout.rollout_id)
-    logger.info("Lost: %s.", reason)
-    before = tx.get(Worker, worker_id)
-    if before is not None:
-        put_worker(tx, before, replaced(before, status="unknown", current_rollout_id=None, current_attempt_id=None))
+    worker = tx.get(Worker, worker_id)
+    if worker is not None and (lost or claimed_with is None):
+        logger.info("Lost: %s.", reason)
+        put_worker(tx, worker, replaced(worker, status="unknown", current_rollout_id=None, current_attempt_id=None))
     return lost

@@ -96,10 +96,10 @@ def begin_attempt(
     worker_id: str | None,
     attempt_id: str | None = None,
     *,
-    dequeued: bool = False,
+    is_claimed: bool = False,
     lease_until: float | None = None,
 ) -> AttemptedRollout:
-    """Give a rollout its next attempt; it becomes `preparing`."""
+    """Give a rollout its next attempt; it becomes `preparing`. Who claims it shows what the worker does."""
     if attempt_id == "latest":
         raise InvalidValue("An attempt cannot be called 'latest', which names the newest one; give another id.")
     attempts = tx.get_attempts(rollout.rollout_id)
@@ -118,8 +118,8 @@ def begin_attempt(
     rollout = change_status(tx, now, rollout, "preparing")
     tx.put(attempt)
     reschedule(tx, before, rollout, attempt)
-    if worker_id is not None:
-        show_worker_busy(tx, now, worker_id, attempt, dequeued=dequeued)
+    if worker_id is not None and not is_claimed:
+        show_worker_busy(tx, now, worker_id, attempt)
     return attempted(rollout, attempt)
 
 

@@ -1,16 +1,15 @@
 """What the store does with spans: keep them, number them, and take them as signs of life.
 
 Spans that have begun and not ended are kept apart, in outline, while their attempt lives: no query, count or export
-shows them, and a step of a process that was killed does not stay open for ever. Which sequence ids or work a call got
-under an id of its caller's is kept as a grant for ten minutes, also that it got nothing, so that a late copy of the
-call takes nothing either. What is created bears the id its creator gave it, and needs no grant.
+shows them, and a step of a process that was killed does not stay open for ever. Sequence ids that a call took and whose
+answer was lost are left out: numbers need no order without holes.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from agentlightning.errors import InvalidValue, RequestConflict
+from agentlightning.errors import InvalidValue
 from agentlightning.semconv import AGL_LATE
 from agentlightning.store.behaviour.attempts import (
     change_attempt,
@@ -21,7 +20,6 @@ from agentlightning.store.behaviour.attempts import (
 )
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
 from agentlightning.store.behaviour.workers import show_worker_busy
-from agentlightning.store.claims import Grant, GrantKind
 from agentlightning.store.copies import detached, replaced
 from agentlightning.store.lifecycle import (
     WORKING_STATUSES,
@@ -54,7 +52,6 @@ SPAN_FIELDS = frozenset(
 
 MOST_SKIPPED_NUMBERS: Final = 1_000_000
 """How far a given sequence id may lie above the last one of its rollout, whose other spans are numbered from there."""
-MOST_ID_CHARACTERS: Final = 256
 MOST_OPEN_SPANS: Final = 200
 """Of one rollout; of more the first are kept."""
 MOST_ATTRIBUTES: Final = 32
@@ -252,21 +249,16 @@ def _show_running(tx: Transaction, now: float, rollout: Rollout, attempt: Attemp
 def get_next_span_sequence_id(
     tx: Transaction, now: float, rollout_id: str, attempt_id: str, *, request_id: str | None = None
 ) -> int:
-    return get_many_span_sequence_ids(tx, now, [(rollout_id, attempt_id)], request_id=request_id)[0]
+    return get_many_span_sequence_ids(tx, now, [(rollout_id, attempt_id)])[0]
 
 
 def get_many_span_sequence_ids(
     tx: Transaction, now: float, rollout_attempt_ids: Sequence[tuple[str, str]], *, request_id: str | None = None
 ) -> list[int]:
-    grant = None if request_id is None else find_grant(tx, "sequence_ids", request_id)
-    if grant is not None and len(grant.given) == len(rollout_attempt_ids):
-        return grant.given
     numbers = []
     for rollout_id, _ in rollout_attempt_ids:
         numbers.append(tx.get_last_sequence(rollout_id) + 1)
         tx.put_last_sequence(rollout_id, numbers[-1])
-    if request_id is not None:
-        put_grant(tx, now, "sequence_ids", request_id, None, numbers)
     return numbers
 
 
@@ -280,28 +272,6 @@ def query_spans(
     if attempt is None:
         return selection.page([], 0)
     return tx.select(Span, selection, of=attempt)
-
-
-# ---------------------------------------------------------------------- grants
-
-
-def find_grant(tx: Transaction, kind: GrantKind, grant_id: str, worker_id: str | None = None) -> Grant | None:
-    """What was given out under this id to this worker; None if nothing was asked for under it yet."""
-    if not 0 < len(grant_id) <= MOST_ID_CHARACTERS:
-        raise InvalidValue(
-            f"The id '{grant_id[:20]}…' has {len(grant_id)} characters; give one of 1 to {MOST_ID_CHARACTERS}."
-        )
-    grant = tx.get(Grant, grant_id)
-    if grant is not None and (grant.kind, grant.worker_id) != (kind, worker_id):
-        raise RequestConflict(f"The id '{grant_id}' was used for something else; give every call an id of its own.")
-    return grant
-
-
-def put_grant(
-    tx: Transaction, now: float, kind: GrantKind, grant_id: str, worker_id: str | None, given: Sequence[object]
-) -> None:
-    """Note what was given out under an id."""
-    tx.put(Grant(grant_id=grant_id, kind=kind, worker_id=worker_id, time=now, given=list(given)))
 
 
 # ---------------------------------------------------------------------- open spans

@@ -6,7 +6,7 @@ from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Transaction
 from agentlightning.types import Attempt, PaginatedResult, Worker, WorkerStatus
 
-WORKER_FIELDS = frozenset(Worker.model_fields) - {"heartbeat_stats"}
+WORKER_FIELDS = frozenset(Worker.model_fields) - {"heartbeat_stats", "claims"}
 """Fields a query may filter and sort by."""
 
 
@@ -17,24 +17,23 @@ def put_worker(tx: Transaction, before: Worker | None, worker: Worker) -> None:
         tx.note("worker", status=worker.status, name=worker.worker_id)
 
 
-def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attempt, *, dequeued: bool = False) -> None:
+def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attempt, **changes: object) -> None:
     """The worker has taken up an attempt."""
     ids = {"current_rollout_id": attempt.rollout_id, "current_attempt_id": attempt.attempt_id}
-    _show_worker(tx, now, worker_id, dequeued, status="busy", last_busy_time=now, **ids)
+    show_worker(tx, worker_id, status="busy", last_busy_time=now, **ids, **changes)
 
 
 def show_worker_idle(
-    tx: Transaction, now: float, worker_id: str, *, dequeued: bool = False, status: WorkerStatus = "idle"
+    tx: Transaction, now: float, worker_id: str, *, status: WorkerStatus = "idle", **changes: object
 ) -> None:
     """The worker has nothing to do, because it finished or because it asked for work in vain."""
     ids = {"current_rollout_id": None, "current_attempt_id": None}
-    _show_worker(tx, now, worker_id, dequeued, status=status, last_idle_time=now, **ids)
+    show_worker(tx, worker_id, status=status, last_idle_time=now, **ids, **changes)
 
 
-def _show_worker(tx: Transaction, now: float, worker_id: str, dequeued: bool, **changes: object) -> None:
+def show_worker(tx: Transaction, worker_id: str, **changes: object) -> None:
+    """Write what has changed about a worker, new or not."""
     before = tx.get(Worker, worker_id)
-    if dequeued:
-        changes["last_dequeue_time"] = now
     put_worker(tx, before, replaced(before or Worker(worker_id=worker_id), **changes))
 
 

@@ -6,13 +6,11 @@ server, over the live channel, and goes on by itself after an outage.
 """
 
 import asyncio
-import itertools
 import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,14 +18,12 @@ import aiohttp
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import (
-    AgentLightningError,
     ConfigurationError,
     PayloadTooLarge,
     RequestConflict,
     StoreUnavailable,
 )
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.claims import claimed_ids
 from agentlightning.store.http.codec import codec_of
 from agentlightning.store.http.connection import Address, ClientConnection, RemoteSubscription, Transport
 from agentlightning.store.http.retries import (
@@ -61,7 +57,7 @@ _NEW_IDS: dict[str, Callable[[], Any]] = {
     "run_id": ids.run_id,
     "time": time.time,
 }
-"""How the ids of what a call creates are made; those of what it is given are a connection's."""
+"""How the ids of what a call creates are made; those of claims are a connection's."""
 ONE_ATTEMPT = RetryPolicy((), (), 0.0)
 LONG_POLL_SECONDS = 20.0
 """How long one request waits where there is no live channel."""
@@ -131,9 +127,7 @@ class LightningStoreClient(LightningStore):
     def _set_up(self) -> None:
         self._connections: dict[asyncio.AbstractEventLoop, ClientConnection] = {}
         self._guard = threading.Lock()  # protects `_connections`, which several threads' loops look into
-        self._lost_claims: deque[tuple[Operation, dict[str, object]]] = deque()  # whose answers never came
         self._is_told_of_outage = False
-        self._background: set[asyncio.Task[object]] = set()
         self._is_closed = False  # what `state` shows
         self._left_behind: list[ClientConnection] = []  # a parent process's, which this one must not touch
         fork_handlers().add(self, _leave_behind)
@@ -170,10 +164,6 @@ class LightningStoreClient(LightningStore):
         A later call opens new ones, and the client is open again.
         """
         here = asyncio.get_running_loop()
-        if self._lost_claims:
-            self._in_background(self._return_lost_claims(self._connection()))
-        if own := [task for task in self._background if task.get_loop() is here]:
-            await asyncio.wait(own, timeout=self._address.connection_timeout)
         with self._guard:
             connections, self._connections, self._is_closed = list(self._connections.values()), {}, True
         for connection in connections:
@@ -202,15 +192,12 @@ class LightningStoreClient(LightningStore):
 
     async def _send(self, op: Operation, arguments: dict[str, Any]) -> Any:
         """Have the server perform an operation, however often that must be asked; with the same ids each time."""
-        if op.name in ("dequeue_rollout", "claim_rollouts"):
+        if op.is_claim:
             return await self._claim_in_time(op, arguments)
-        if "wait" in op.signature.parameters:
-            return await self._claim(op, arguments, self._policy)
         connection, codec = self._connection(), codec_of(op.name)
         if "limit" in op.hints and not op.mutates:
             arguments.setdefault("limit", ALL_ITEMS)
-        made = {name: _NEW_IDS.get(name, connection.new_id)() for name in op.ids if arguments.get(name) is None}
-        arguments.update(made)
+        arguments.update({name: _NEW_IDS[name]() for name in op.ids if arguments.get(name) is None})
         if op.many == "rollouts":
             arguments["rollouts"] = [
                 each if each.rollout_id is not None else each.model_copy(update={"rollout_id": ids.rollout_id()})
@@ -227,10 +214,6 @@ class LightningStoreClient(LightningStore):
                 await self._send(op, {**arguments, str(op.many): part}) for part in (items[:middle], items[middle:])
             ]
             return [*halves[0], *halves[1]]
-        except (Exception, asyncio.CancelledError) as error:
-            if "claim_id" in made:
-                self._lose_claim(connection, op, arguments, error)
-            raise
 
     async def update_resources(
         self, resources_id: str, resources: NamedResources, *, merge: bool = False, version: int | None = None
@@ -275,11 +258,12 @@ class LightningStoreClient(LightningStore):
     # ------------------------------------------------------------------ claims
 
     async def _claim_in_time(self, op: Operation, arguments: dict[str, Any]) -> Any:
-        """Claim, with no more patience in an outage than the time to wait; what got lost goes back to the queue."""
+        """Claim; `dequeue_rollout` and `claim_rollouts` have no more patience in an outage than the time to wait."""
         wait = arguments.get("wait") or 0.0
-        policy = self._policy.within(wait) if wait > 0 else ONE_ATTEMPT
+        if op.name not in ("dequeue_rollout", "claim_rollouts"):
+            return await self._claim(op, arguments, self._policy)
         try:
-            claimed = await self._claim(op, arguments, policy)
+            claimed = await self._claim(op, arguments, self._policy.within(wait) if wait > 0 else ONE_ATTEMPT)
         except Exception as error:
             if not is_passing(error):
                 raise
@@ -297,19 +281,15 @@ class LightningStoreClient(LightningStore):
         return claimed
 
     async def _claim(self, op: Operation, arguments: dict[str, Any], policy: RetryPolicy) -> Any:
-        """Ask for work, and wait for it; earlier claims whose answers never came are returned to the queue before.
+        """Ask for work, and wait for it; what is sent again has the same id, and gets the same rollouts.
 
-        Every poll has an id of its own, because one that found nothing must find nothing again. A claim whose id the
-        caller made is the caller's to repeat.
+        Every poll has an id of its own, because one that found nothing must find nothing again.
         """
-        connection, polls, codec = self._connection(), itertools.count(1), codec_of(op.name)
+        connection, codec = self._connection(), codec_of(op.name)
         wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
         deadline = time.monotonic() + wait
-        is_callers = arguments.get("claim_id") is not None
-        claim_id = arguments["claim_id"] = arguments["claim_id"] if is_callers else connection.new_id()
 
         async def attempt() -> Any:
-            await self._return_lost_claims(connection)
             while True:
                 left, patience = await _patience(connection, deadline)
                 if wait:
@@ -317,53 +297,12 @@ class LightningStoreClient(LightningStore):
                 result = await connection.call(codec, arguments, wait=patience)
                 if result or patience == left:
                     return result
-                arguments["claim_id"] = f"{claim_id}/{next(polls)}"
+                arguments["claim_id"] = next(claim_ids)
 
-        try:
-            return await policy.persist(attempt, connection.is_healthy, waits=True)
-        except (Exception, asyncio.CancelledError) as error:
-            if not is_callers:
-                self._lose_claim(connection, op, arguments, error)
-            raise
-
-    def _lose_claim(
-        self, connection: ClientConnection, op: Operation, arguments: dict[str, object], error: BaseException
-    ) -> None:
-        """Have returned what a call may have claimed: now if its caller left, else when the server is back."""
-        was_cancelled = isinstance(error, asyncio.CancelledError)
-        if was_cancelled or is_passing(error):
-            self._lost_claims.append((op, arguments))
-        if was_cancelled:
-            self._in_background(
-                self._policy.persist(lambda: self._return_lost_claims(connection), connection.is_healthy)
-            )
-
-    async def _return_lost_claims(self, connection: ClientConnection) -> None:
-        """Ask for lost claims once more, which gives the same rollouts, and return these to the queue."""
-        while self._lost_claims:
-            lost = op, arguments = self._lost_claims.popleft()
-            try:
-                claimed = await connection.call(codec_of(op.name), {n: v for n, v in arguments.items() if n != "wait"})
-                if claimed:
-                    await connection.call(codec_of("return_claims"), {"rollout_attempt_ids": claimed_ids(claimed)})
-            except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) or is_passing(error):
-                    self._lost_claims.append(lost)
-                    raise
-                logger.warning("What a lost call had claimed cannot be returned: %s: %s", type(error).__name__, error)
-
-    def _in_background(self, work: Awaitable[None]) -> None:
-        """Do something nobody waits for; what fails for now is done before the next claim."""
-
-        async def quietly() -> None:
-            try:
-                await work
-            except (AgentLightningError, aiohttp.ClientError, ConnectionError, asyncio.TimeoutError) as error:
-                logger.debug("A request in the background failed: %r", error)
-
-        task = asyncio.create_task(quietly())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        with connection.claim_slot() as claim_ids:
+            if arguments.get("claim_id") is None:
+                arguments["claim_id"] = next(claim_ids)
+            return await policy.persist(attempt, connection.is_healthy, waits=wait > 0)
 
 
 async def _patience(connection: ClientConnection, deadline: float) -> tuple[float, float]:
@@ -377,4 +316,4 @@ def _leave_behind(client: LightningStoreClient) -> None:
     """In a forked child: the connections are the parent's, whose loops do not run here."""
     client._guard = threading.Lock()
     client._left_behind += client._connections.values()
-    client._connections, client._background = {}, set()
+    client._connections = {}

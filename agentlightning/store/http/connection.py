@@ -10,7 +10,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -71,7 +72,8 @@ class ClientConnection:
             connector=aiohttp.TCPConnector(limit=0),  # long polls must not keep other calls waiting
         )
         self._prefix = secrets.token_hex(16)
-        self._numbers = itertools.count(1)
+        self._slots = itertools.count(1)
+        self._free_slots: list[Iterator[str]] = []
         self._calls = 0
         self._channel: LiveChannel | None = None
         self._opening = asyncio.Lock()  # protects `_channel`: one handshake at a time
@@ -102,9 +104,17 @@ class ClientConnection:
             await channel.close()
         await self.session.close()
 
-    def new_id(self) -> str:
-        """An id under which no other call of anybody is given anything."""
-        return f"{self._prefix}-{next(self._numbers)}"
+    @contextmanager
+    def claim_slot(self) -> Iterator[Iterator[str]]:
+        """Ids of claims in a slot that no other call of anybody uses meanwhile; each has a higher counter."""
+        if not self._free_slots:
+            slot = f"{self._prefix}-{next(self._slots)}"
+            self._free_slots.append(f"{slot}:{number}" for number in itertools.count(1))
+        claim_ids = self._free_slots.pop()
+        try:
+            yield claim_ids
+        finally:
+            self._free_slots.append(claim_ids)
 
     # ------------------------------------------------------------------ one call
 

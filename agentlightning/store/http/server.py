@@ -13,7 +13,6 @@ from typing import Any
 from agentlightning.asgi.bodies import LARGE_BYTES
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.foreign import adapted
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.app import build_app
 from agentlightning.store.http.client import LightningStoreClient
@@ -78,9 +77,8 @@ class LightningStoreServer(StoreWrapper):
             startup_timeout=STARTUP_SECONDS,
         )
         self._token = checked_token(resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
-        served = adapted(store)
         warn_if_open("store server", self.launcher_args.host or "127.0.0.1", self._token)
-        served = served if served.capabilities.get("thread_safe") else LightningStoreThreaded(served)
+        served = store if store.capabilities.get("thread_safe") else LightningStoreThreaded(store)
         self.app = build_app(
             served,
             token=self._token,

@@ -22,6 +22,7 @@ from agentlightning.asgi.caller import CallerCheck
 from agentlightning.dashboard import DASHBOARD_PATH
 from agentlightning.errors import InvalidQuery, InvalidToken, InvalidValue, PayloadTooLarge, StoreUnavailable
 from agentlightning.store.base import LightningStore
+from agentlightning.store.claims import slot_of
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.codec import OperationCodec, notice_fields
 from agentlightning.store.http.credentials import AnswerCredentials
@@ -36,6 +37,7 @@ from agentlightning.store.http.tokens import (
     describe_token,
 )
 from agentlightning.store.local import LocalStore
+from agentlightning.store.operations import Operation
 from agentlightning.types import Notice, NoticeKind
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.log_failures import log_failures
@@ -62,8 +64,6 @@ MOST_ITEMS = 10_000
 """Rollouts or spans in one call."""
 MOST_ATTEMPTS = 10_000
 """Attempts whose tokens were checked lately."""
-_GRANTED_UNDER = frozenset(["claim_id", "request_id"])
-"""Arguments under which work and sequence ids are given out again."""
 _ADMIN = Scope("admin")
 
 
@@ -167,8 +167,7 @@ class StoreService:
         _check_ids(arguments)
         await self.check_attempt(scope)
         if self._token is not None:
-            for name in _GRANTED_UNDER.intersection(op.ids, arguments):
-                arguments[name] = _own_id(authorization, arguments[name])
+            _mark_owner(op, arguments, scope, bearer_token(authorization))
         if op.is_query:
             async with self.answers.making.taken(1):
                 result = await self.store.perform(op.name, arguments)
@@ -298,9 +297,16 @@ def _check_ids(arguments: Mapping[str, Any]) -> None:
         _check_ids({"rollout_id": request.rollout_id})
 
 
-def _own_id(authorization: str, given: str | None) -> str | None:
-    """An id as the store knows it: of every token another one, so that nobody is given what is another caller's."""
-    if given is None:
-        return None
-    key = hashlib.sha256(authorization.encode()).digest()
-    return hashlib.blake2b(given.encode(), key=key, digest_size=16).hexdigest()
+def _mark_owner(op: Operation, arguments: dict[str, Any], scope: Scope, token: str) -> None:
+    """Give the slot of a claim a name of the caller's token, so that nobody is given what is another caller's.
+
+    Such a name begins with what stands for the token, by which a runner's token finds what was claimed with it.
+    """
+    key = hashlib.sha256(token.encode()).digest()
+    owner = hashlib.blake2b(key=key, digest_size=8).hexdigest()
+    if arguments.get("claim_id") is not None:
+        slot, counter = slot_of(arguments["claim_id"])
+        named = hashlib.blake2b(slot.encode(), key=key, digest_size=16).hexdigest()
+        arguments["claim_id"] = f"{owner}-{named}:{counter}"
+    if op.name == "mark_worker_lost" and scope.kind != "admin":
+        arguments["claimed_with"] = f"{owner}-"

@@ -22,7 +22,7 @@ Pool = ConnectionPool[Connection]
 RETRIED: Final = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
-    psycopg.errors.UniqueViolation,  # another transaction has put the same rollout or grant first: it is found now
+    psycopg.errors.UniqueViolation,  # another transaction has put the same rollout first: it is found now
 )
 """Errors after which a transaction, of which nothing remains, is run again."""
 
@@ -31,6 +31,7 @@ LOCK_SECONDS: Final = 30
 OUTAGE_SECONDS: Final = 30.0
 """How long an operation waits for a database that is being restarted."""
 OLDEST_SERVER: Final = 140_000  # the first release with lz4
+NOW: Final = "extract(epoch FROM clock_timestamp())::float8"
 _MIGRATION_LOCK: Final = 0x41474C4D  # "AGLM"
 _OPTIONS: Final = " ".join(
     f"-c {name}={value}"
@@ -124,8 +125,22 @@ def _arguments(dsn: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------- schema
 
 
-def prepare(dsn: str) -> int:
-    """Create or migrate the schema, and return the number of the newest notice.
+class DatabaseClock:
+    """The database's clock, as it was last seen from here."""
+
+    def __init__(self, now: float) -> None:
+        self.set(now)
+
+    def __call__(self) -> float:
+        return time.time() + self._ahead_seconds
+
+    def set(self, now: float) -> None:
+        """What the database's clock shows in this moment."""
+        self._ahead_seconds = now - time.time()
+
+
+def prepare(dsn: str) -> tuple[int, DatabaseClock]:
+    """Create or migrate the schema, and return the number of the newest notice and the database's clock.
 
     A database that is not ours, too old or too new is refused.
     """
@@ -139,8 +154,9 @@ def prepare(dsn: str) -> int:
             connection.execute("SET LOCAL lock_timeout = 0")  # another server may migrate for long
             connection.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
             _migrate(connection, name)
-        row = connection.execute("SELECT coalesce(max(last_cursor), 0) FROM notices").fetchone()
-        return 0 if row is None else int(row[0])
+        row = connection.execute(f"SELECT coalesce(max(last_cursor), 0), {NOW} FROM notices").fetchone()
+        assert row is not None  # an aggregate has one row
+        return row[0], DatabaseClock(row[1])
 
 
 def _migrate(connection: Connection, name: str) -> None:

@@ -22,10 +22,8 @@ from typing import Final
 import orjson
 import psycopg
 
-from agentlightning.store.claims import GRANT_SECONDS
-from agentlightning.store.local import Clock
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
-from agentlightning.store.postgres.database import connect, described
+from agentlightning.store.postgres.database import NOW, DatabaseClock, connect, described
 from agentlightning.store.postgres.session import Connection, PostgresSession
 from agentlightning.store.tables import ALL_ROWS, SELECT_NOTICES, notices_of
 
@@ -62,7 +60,7 @@ def read_notices(connection: Connection, after: int, most_rows: int = ALL_ROWS) 
 class Relay:
     """A thread with a connection of its own."""
 
-    def __init__(self, dsn: str, board: NoticeBoard, clock: Clock) -> None:
+    def __init__(self, dsn: str, board: NoticeBoard, clock: DatabaseClock) -> None:
         self._dsn = dsn
         self.name = described(dsn)
         self._board = board
@@ -120,11 +118,13 @@ class Relay:
                 self._board.wake_everyone()
 
     def refresh_due(self, connection: Connection) -> None:
-        """Read the earliest moment of the schedule."""
+        """Read the earliest moment of the schedule, and the time."""
         before, here = self.earliest_due, self._scheduled_here
-        row = connection.execute("SELECT min(due) FROM rollouts WHERE due IS NOT NULL").fetchone()
+        row = connection.execute(f"SELECT min(due), {NOW} FROM rollouts WHERE due IS NOT NULL").fetchone()
+        assert row is not None  # an aggregate has one row
+        self._clock.set(row[1])
         with self._schedule:
-            self._seen = None if row is None else row[0]
+            self._seen = row[0]
             if self._scheduled_here == here:  # else another was scheduled meanwhile, which may not have been seen
                 self._scheduled_here = None
         due = self.earliest_due
@@ -210,7 +210,6 @@ class Relay:
             self._next_prune = time.monotonic() + PRUNE_SECONDS
             for sql in _PRUNES:
                 connection.execute(sql)
-            connection.execute("DELETE FROM grants WHERE time < %s", (self._clock() - GRANT_SECONDS,))
 
     def _catch_up(self, connection: Connection, last: int) -> None:
         """Publish what other relays have numbered, from the last hole on."""

@@ -30,7 +30,15 @@ from agentlightning.store.local import (
     execute,
 )
 from agentlightning.store.notices import NoticeBoard, NoticeFields
-from agentlightning.store.postgres.database import RETRIED, described, open_pool, prepare, store_errors
+from agentlightning.store.postgres.database import (
+    NOW,
+    RETRIED,
+    DatabaseClock,
+    described,
+    open_pool,
+    prepare,
+    store_errors,
+)
 from agentlightning.store.postgres.relay import Relay, read_notices
 from agentlightning.store.postgres.session import PostgresSession
 from agentlightning.store.postgres.transaction import PostgresTransaction, read_ahead
@@ -48,7 +56,7 @@ _WATCHDOG_LOCK: Final = 0x41474C57  # "AGLW"
 class _Working:
     """The threads and connections of a store that is in use."""
 
-    def __init__(self, dsn: str, board: NoticeBoard, clock: Clock) -> None:
+    def __init__(self, dsn: str, board: NoticeBoard, clock: DatabaseClock) -> None:
         self.pool = open_pool(dsn, WRITERS + READERS)
         self.writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="agl-store-writer")
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="agl-store-reader")
@@ -81,7 +89,7 @@ class _Working:
                 self._jobs.clear()
         for job in refused:
             job.error = closed_store(self.relay.name)
-        settle(refused, lambda _: None)
+        settle(refused)
 
     def take(self, run: Callable[["_Working"], None]) -> list[Job]:
         """Jobs to be run together."""
@@ -139,13 +147,15 @@ class PostgresLightningStore(DurableStore[_Working]):
         }
         self.address = described(dsn)
         """The database, without a password."""
-        super().__init__(self.address, dsn, options, tracker=tracker, clock=clock, kept_notices=NOTICES_AT_HAND)
-        self._board.start_at(prepare(dsn))
+        cursor, self._database_clock = prepare(dsn)
+        others = {"tracker": tracker, "clock": clock or self._database_clock, "kept_notices": NOTICES_AT_HAND}
+        super().__init__(self.address, dsn, options, **others)
+        self._board.start_at(cursor)
 
     # ------------------------------------------------------------------ threads
 
     def _open(self) -> _Working:
-        return _Working(self._given, self._board, self._clock)
+        return _Working(self._given, self._board, self._database_clock)
 
     # ------------------------------------------------------------------ transactions
 
@@ -176,7 +186,7 @@ class PostgresLightningStore(DurableStore[_Working]):
         else:
             for job, result in zip(jobs, results, strict=True):
                 job.result = result
-        settle(jobs, self._give_back)
+        settle(jobs)
         return True
 
     def _perform(self, working: _Working, calls: Sequence[Call], *, is_reader: bool = False) -> list[object]:
@@ -212,8 +222,9 @@ class PostgresLightningStore(DurableStore[_Working]):
             with PostgresSession(connection, is_reader=is_reader) as session:
                 is_shared = all(call.name != "update_resources" for call in calls)
                 tx = PostgresTransaction(session, self._limits, shares_resources=is_shared)
-                now = self._clock()
+                sent = session.send(f"SELECT {NOW}") if self._clock is self._database_clock else None
                 read_ahead(tx, calls)
+                now: float = self._clock() if sent is None else session.fetch(sent)[0][0]
                 results = [execute(call, tx, now) for call in calls]
                 is_committing = True
                 tx.commit()

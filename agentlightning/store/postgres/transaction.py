@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from agentlightning.store.base import LightningStore
-from agentlightning.store.claims import RUNNING_ATTEMPTS, Grant
+from agentlightning.store.claims import RUNNING_ATTEMPTS
 from agentlightning.store.local import Call
 from agentlightning.store.operations import operations_of
 from agentlightning.store.postgres.session import PostgresSession, is_storable
@@ -37,11 +37,11 @@ SELECT position, rollout FROM popped ORDER BY position
 _PUT_BODIES: Final = """
 INSERT INTO {} SELECT * FROM unnest(?::bigint[], ?::bytea[]) ON CONFLICT (rollout) DO UPDATE SET body = excluded.body
 """
-_LOCK_GRANTS: Final = (
+_LOCK_NEW_WORKERS: Final = (
     "SELECT pg_advisory_xact_lock(key) FROM "
     "(SELECT hashtextextended(id, 0) AS key FROM unnest(?::text[]) AS id ORDER BY 1) AS keys"
 )
-"""Copies of a call wait for each other, so that the later one finds the grant and takes nothing meanwhile."""
+"""Copies of the first claim of a worker, which has no row yet, wait for each other."""
 _PLAN_BY: Final = "SELECT " + ", ".join(
     f"set_config('{name}', ?, true)"
     for name in ("plan_cache_mode", "enable_nestloop", "enable_seqscan", "enable_hashjoin")
@@ -76,8 +76,8 @@ ON CONFLICT (rollout) DO UPDATE SET reward = excluded.reward, run_id = excluded.
     "leaving": "DELETE FROM queue WHERE rollout IN (SELECT unnest(?::bigint[]))",
     "queue": """
 INSERT INTO queue
-SELECT nextval(sequence::regclass), rollout
-FROM (SELECT * FROM unnest(?::bigint[], ?::text[]) WITH ORDINALITY AS q (rollout, sequence, place) ORDER BY place) AS q
+SELECT nextval('queue_tail'), rollout
+FROM (SELECT * FROM unnest(?::bigint[]) WITH ORDINALITY AS q (rollout, place) ORDER BY place) AS q
 ON CONFLICT (rollout) DO UPDATE SET position = excluded.position
 """,
     "spans": """
@@ -104,10 +104,6 @@ INSERT INTO sequences SELECT * FROM unnest(?::text[], ?::bigint[])
 ON CONFLICT (rollout_id) DO UPDATE SET last = excluded.last
 """,
     **{table.name: table.upsert for table in RECORD_TABLES.values()},
-    "grants": """
-INSERT INTO grants SELECT * FROM unnest(?::text[], ?::text[], ?::text[], ?::float8[], ?::bytea[])
-ON CONFLICT (grant_id) DO UPDATE SET time = excluded.time, given = excluded.given
-""",
     "metrics": "INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)",
 }
 """What is written of each kind, in this order: spans before attempts, whose heartbeats cover them."""
@@ -198,27 +194,24 @@ class PostgresTransaction(SqlTransaction):
 
     # ------------------------------------------------------------------ reading and locking
 
-    def read_ahead(self, rollout_ids: Collection[str], grant_ids: Collection[str]) -> None:
-        """Read in one round trip what operations will need; rollouts are locked in the order of their numbers."""
-        if grant_ids:
-            self._session.send(_LOCK_GRANTS, (list(grant_ids),))
-        grants = self._send_for_records(Grant, grant_ids) if grant_ids else -1
-        if rollout_ids:
-            self.load(list(dict.fromkeys(rollout_ids)))
-        if grant_ids:
-            self._keep_records(Grant, grant_ids, self._session.fetch(grants))
-
     def load_records(self, kind: type, keys: Collection[str]) -> None:
         """Read records in one statement, which locks them in the order of their keys."""
-        if keys:
-            self._keep_records(kind, keys, self._session.fetch(self._send_for_records(kind, keys)))
-
-    def _send_for_records(self, kind: type, keys: Collection[str]) -> int:
+        if not keys:
+            return
         table, parameters = RECORD_TABLES[kind], list[Any]()
         key = table.columns[0]
         lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
         chosen = f"WHERE {self._within(key, keys, parameters)} ORDER BY {key}{lock}"
-        return self._session.send(f"SELECT {table.column_list} FROM {table.name} {chosen}", parameters)
+        self._keep_records(
+            kind, keys, self._session.select(f"SELECT {table.column_list} FROM {table.name} {chosen}", parameters)
+        )
+
+    def load_claimers(self, worker_ids: Collection[str]) -> None:
+        """Lock workers that claim, and have no row that could be locked; one may have come into being meanwhile."""
+        absent = [worker_id for worker_id in worker_ids if self.get(Worker, worker_id) is None]
+        if absent:
+            self._session.send(_LOCK_NEW_WORKERS, (absent,))
+            self.load_records(Worker, absent)
 
     def _read_entries(self, key: str, values: Collection[object]) -> list[SqlEntry]:
         """In a transaction that may write, lock the rows first: what is read then has not moved on since."""
@@ -277,11 +270,11 @@ class PostgresTransaction(SqlTransaction):
 
     # ------------------------------------------------------------------ queue
 
-    def push(self, rollout_id: str, *, front: bool = False) -> None:
+    def push(self, rollout_id: str) -> None:
         entry = self.known(rollout_id)
         if entry.position is None:
             entry.position = 0  # its place is given when it is written
-            self._hold("queue", entry.number, (entry.number, "queue_head" if front else "queue_tail"))
+            self._hold("queue", entry.number, (entry.number,))
 
     def pop(self, limit: int) -> Sequence[str]:
         """Take what nobody else has locked; for a whole batch at once, if it will ask for more."""
@@ -304,7 +297,7 @@ class PostgresTransaction(SqlTransaction):
     def _restore_position(self, entry: SqlEntry, position: int | None) -> None:
         entry.position = position
 
-    def _new_position(self, *, front: bool) -> int:
+    def _new_position(self) -> int:
         raise NotImplementedError  # `push` leaves it to the database
 
 
@@ -315,13 +308,13 @@ _ENDING: Final = frozenset(["update_attempt", "finish_attempt", "finish_and_clai
 _BY_ROLLOUT: Final = _ENDING | {"update_rollout", "start_attempt", "get_next_span_sequence_id", "wait_for_rollouts"}
 """Operations whose first argument is a rollout id, or several."""
 _WITH_SPANS: Final = frozenset(["add_span", "add_many_spans", "add_open_spans", "finish_attempt", "finish_and_claim"])
-_BY_PAIRS: Final = frozenset(["get_many_span_sequence_ids", "return_claims"])
-_GRANTED_UNDER: Final = ("claim_id", "request_id")
+_BY_WORKER: Final = frozenset(["update_worker", "dequeue_rollout"])
+"""Operations whose first argument is a worker id."""
 _CLAIMS: Final = frozenset(op.name for op in operations_of(LightningStore).values() if op.is_claim)
 
 
 def read_ahead(tx: PostgresTransaction, calls: Sequence[Call]) -> None:
-    """Have a transaction read and lock the grants, rollouts and workers that the calls name."""
+    """Have a transaction read and lock the rollouts and workers that the calls name, rollouts by their numbers."""
     rollout_ids: list[Any] = []
     ended: list[Any] = []
     offered: list[Span] = []
@@ -339,7 +332,7 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call]) -> None:
                 ended.append(named)
         elif call.name == "update_worker":
             rollout_ids += _named_in_heartbeat(values[-1])
-        elif call.name in _BY_PAIRS:
+        elif call.name == "get_many_span_sequence_ids":
             rollout_ids += [pair[0] for pair in values[0]]
         elif call.name in ("enqueue_rollout", "enqueue_many_rollouts"):
             new_rollouts += len(values[0]) if call.name == "enqueue_many_rollouts" else 1
@@ -347,14 +340,20 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call]) -> None:
     tx.expected_rollouts = max(new_rollouts, 1)
     tx.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in _CLAIMS)
     known_ids = [named for named in rollout_ids if isinstance(named, str)]
-    grant_ids = {call.kwargs[name] for call in calls for name in _GRANTED_UNDER if is_storable(call.kwargs.get(name))}
-    tx.read_ahead(known_ids, grant_ids)
+    if known_ids:
+        tx.load(list(dict.fromkeys(known_ids)))
     tx.load_span_ids({span.rollout_id for span in offered})
-    worker_ids: list[Any] = [call.kwargs.get("worker_id") for call in calls]
-    worker_ids += [call.args[0] for call in calls if call.name in ("update_worker", "dequeue_rollout") and call.args]
+    worker_ids = [_worker_of(call) for call in calls]
+    claimers = [_worker_of(call) for call in calls if call.name in _CLAIMS]
     latest = [tx.get_attempts(rollout_id)[-1:] for rollout_id in ended if isinstance(rollout_id, str)]
     worker_ids += [attempt.worker_id for attempts in latest for attempt in attempts]
     tx.load_records(Worker, {worker_id for worker_id in worker_ids if is_storable(worker_id)})
+    tx.load_claimers({worker_id for worker_id in claimers if is_storable(worker_id)})
+
+
+def _worker_of(call: Call) -> Any:
+    """The worker that a call names."""
+    return call.args[0] if call.args and call.name in _BY_WORKER else call.kwargs.get("worker_id")
 
 
 def _named_in_heartbeat(stats: object) -> list[Any]:

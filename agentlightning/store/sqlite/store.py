@@ -10,7 +10,6 @@ import logging
 import sqlite3
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import Any
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, give_back_to
+from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import (
     DEFAULT_MAX_ATTEMPT_BYTES,
@@ -209,7 +208,6 @@ class SqliteLightningStore(DurableStore[_Working]):
             waits_for_disk=self.durability == "power",
             clock=self._clock,
             watch=self._watch,
-            on_abandoned=partial(give_back_to, weakref.ref(self)),
         )
         return _Working(writer, None if self.path == MEMORY else Watcher(self.path, self._board))
 

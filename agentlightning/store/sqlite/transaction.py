@@ -148,10 +148,7 @@ class SqliteTransaction(SqlTransaction):
         if attempt.sequence_id not in entry.span_ids:
             self.has_span(attempt, "")
 
-    def _new_position(self, *, front: bool) -> int:
-        if front:
-            position: int = self.select_rows("SELECT coalesce(min(position), 0) - 1 FROM queue")[0][0]
-            return position
+    def _new_position(self) -> int:
         if self._tail is None:
             self._tail = self.select_rows("SELECT coalesce(max(position), 0) FROM queue")[0][0]
         self._tail += 1

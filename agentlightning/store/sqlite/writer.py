@@ -22,7 +22,6 @@ from contextlib import suppress
 
 import orjson
 
-from agentlightning.store.claims import GRANT_SECONDS
 from agentlightning.store.durable import Job, closed_store, settle
 from agentlightning.store.local import Clock, Watchdog, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
@@ -72,14 +71,12 @@ class Writer:
         waits_for_disk: bool,
         clock: Clock,
         watch: Watchdog,
-        on_abandoned: Callable[[Job], None],
     ) -> None:
         self._path = path
         self._board = board
         self._waits_for_disk = waits_for_disk
         self._clock = clock
         self._watch = watch
-        self._on_abandoned = on_abandoned
         self._tx = tx
         self._connection = tx.connection
         self._turn = threading.Lock()  # protects the connection, the transaction, and the fields below up to `_jobs`
@@ -117,7 +114,7 @@ class Writer:
         while self._jobs:
             job = self._jobs.popleft()
             job.error = closed_store(self._path)
-            settle([job], self._on_abandoned)
+            settle([job])
 
     def stop_soon(self) -> None:
         """Have what was submitted finished and the connection closed, without waiting; takes no lock."""
@@ -201,11 +198,11 @@ class Writer:
                 self._roll_back()
                 self._jobs.extendleft(reversed(jobs))
             else:
-                settle(jobs, self._on_abandoned, loop)
+                settle(jobs, loop)
             raise
         else:
             self._publish(notices)
-        settle(jobs, self._on_abandoned, loop)
+        settle(jobs, loop)
 
     def _begin(self, *, patient: bool) -> None:
         if patient != self._is_patient:
@@ -263,7 +260,6 @@ class Writer:
         if self._commits % COMMITS_BETWEEN_PRUNES == 0:
             tx.write("DELETE FROM notices WHERE last_cursor < ?", [(tx.cursor - DEFAULT_CAPACITY,)])
             tx.write(_PRUNE_OPEN_SPANS, [()])
-            tx.write("DELETE FROM grants WHERE time < ?", [(self._clock() - GRANT_SECONDS,)])
         self._connection.execute("COMMIT")
         self._watch_log()
         tx.trim()

@@ -94,7 +94,7 @@ async def test_a_repeated_claim_is_signed_again_and_its_token_is_not_kept(
     client = connect(server.endpoint, token=runner_token())
     await server.enqueue_rollout("task")
 
-    first, again = [await client.claim_rollouts(claim_id="once") for _ in range(2)]
+    first, again = [await client.claim_rollouts(worker_id="w", claim_id="0:1") for _ in range(2)]
     await store.close()
 
     assert first[0].rollout == again[0].rollout
@@ -110,10 +110,51 @@ async def test_a_claim_id_gives_nothing_to_another_token(serve: Serve, connect: 
         await server.enqueue_rollout(n)
     thief = sign_token(MASTER, Scope("runner"), expires_at=time.time() + 600)
 
-    (claimed,) = await connect(server.endpoint, token=runner_token()).claim_rollouts(worker_id="w", claim_id="once")
-    (other,) = await connect(server.endpoint, token=thief).claim_rollouts(worker_id="w", claim_id="once")
+    (claimed,) = await connect(server.endpoint, token=runner_token()).claim_rollouts(worker_id="w", claim_id="0:1")
+    (other,) = await connect(server.endpoint, token=thief).claim_rollouts(worker_id="w", claim_id="0:1")
 
     assert (claimed.rollout.input, other.rollout.input) == (0, 1)
+
+
+async def test_counters_of_slots_count_behind_a_token_too(serve: Serve, connect: Connect) -> None:
+    server = await serve(token=MASTER)
+    client = connect(server.endpoint, token=runner_token())
+    for n in range(2):
+        await server.enqueue_rollout(n)
+
+    claims = [await client.dequeue_rollout("w", claim_id=f"0:{counter}") for counter in (9, 10, 10, 9)]
+
+    assert [claim and claim.input for claim in claims] == [0, 1, 1, None]
+
+
+async def test_a_runners_token_gives_up_what_was_claimed_with_it_alone(serve: Serve, connect: Connect) -> None:
+    server = await serve(token=MASTER)
+    own, foreign, master = [
+        connect(server.endpoint, token=token)
+        for token in (runner_token(), sign_token(MASTER, Scope("runner"), expires_at=time.time() + 600), MASTER)
+    ]
+    for n in range(4):
+        await server.enqueue_rollout(n)
+    claims = [await client.dequeue_rollout("w") for client in (own, foreign, master, own)]
+    ids = [claim.rollout_id for claim in claims if claim is not None]
+
+    assert list(await own.mark_worker_lost("w", "it died", claimed_with="")) == [ids[3]]  # the last of its slot
+    assert list(await own.mark_worker_lost("w", "it died")) == []
+    assert list(await foreign.mark_worker_lost("v", "it died")) == []
+    assert (await server.get_worker_by_id("w")).status == "unknown"  # type: ignore[union-attr]
+    assert list(await foreign.mark_worker_lost("w", "it died")) == [ids[1]]
+    assert list(await master.mark_worker_lost("w", "it died")) == [ids[0], ids[2]]
+
+
+async def test_all_that_a_worker_of_one_token_has_claimed_is_given_up_with_it(serve: Serve, connect: Connect) -> None:
+    server = await serve(token=MASTER)
+    client = connect(server.endpoint, token=runner_token())
+    ids = [(await server.enqueue_rollout(n)).rollout_id for n in range(4)]
+
+    first, *_ = await client.claim_rollouts(worker_id="w", limit=3, claim_id="0:1")
+    await client.finish_and_claim(ids[0], first.rollout.attempt.attempt_id, "succeeded", worker_id="w", claim_id="0:2")
+
+    assert list(await client.mark_worker_lost("w", "it stopped")) == ids[1:]
 
 
 async def test_a_server_before_another_gives_no_token_of_the_other(serve: Serve, connect: Connect) -> None:

@@ -1,4 +1,4 @@
-"""Calls whose answers do not arrive: a change is made once, and no rollout or notice is lost."""
+"""Calls whose answers do not arrive: a change is made once, and no rollout or notice is lost for good."""
 
 import asyncio
 from typing import Any
@@ -13,16 +13,16 @@ from tests.e2e.test_network_faults import QUICK, TRANSPORTS, _until, network
 IMPATIENT: dict[str, Any] = {"retry_delays": (0.05,), "health_retry_delays": (0.05,), "outage_seconds": 0.0}
 
 
-async def stocked_store() -> tuple[InMemoryLightningStore, AttemptedRollout]:
+async def stocked_store(clock: Any = None) -> tuple[InMemoryLightningStore, AttemptedRollout]:
     """A store with one rollout at work and one in the queue."""
-    store = InMemoryLightningStore()
+    store = InMemoryLightningStore(clock=clock)
     held = await store.start_rollout("held", worker_id="w")
     await store.enqueue_rollout("next")
     return store, held
 
 
-def finishing(client: LightningStoreClient, held: AttemptedRollout) -> "asyncio.Task[Any]":
-    step = client.finish_and_claim(held.rollout_id, held.attempt.attempt_id, "succeeded", worker_id="w")
+def finishing(client: LightningStoreClient, held: AttemptedRollout, **options: Any) -> "asyncio.Task[Any]":
+    step = client.finish_and_claim(held.rollout_id, held.attempt.attempt_id, "succeeded", worker_id="w", **options)
     return asyncio.create_task(step)
 
 
@@ -47,19 +47,20 @@ async def test_step_is_sent_again_and_acts_once(transport: Any) -> None:
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_claim_of_a_step_that_was_given_up_goes_back_with_the_next_call(transport: Any) -> None:
+async def test_step_that_was_given_up_is_made_again_by_its_id(transport: Any) -> None:
     store, held = await stocked_store()
 
     async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **IMPATIENT) as client:
         await client.statistics()
         proxy.hold_replies()
-        step = finishing(client, held)
+        step = finishing(client, held, claim_id="0:1")
         await _until(store, queue_length=0)
         await proxy.refuse()
         with pytest.raises(StoreUnavailable):
             await step
         await proxy.listen()
-        (claim,) = await client.claim_rollouts(worker_id="w")
+        assert await client.claim_rollouts(worker_id="w", claim_id="1:1") == []
+        claim = await finishing(client, held, claim_id="0:1")
 
     assert (claim.rollout.input, claim.rollout.attempt.sequence_id) == ("next", 1)
     finished = await store.get_rollout_by_id(held.rollout_id)
@@ -69,39 +70,33 @@ async def test_claim_of_a_step_that_was_given_up_goes_back_with_the_next_call(tr
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_claim_of_a_step_that_was_cancelled_goes_back(transport: Any) -> None:
-    store, held = await stocked_store()
+async def test_claim_of_a_step_that_was_cancelled_comes_back_with_its_lease(transport: Any, clock: Any) -> None:
+    store, held = await stocked_store(clock)
 
     async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
         await client.statistics()
         proxy.hold_replies()
-        step = finishing(client, held)
+        step = finishing(client, held, heartbeat_interval=10)
         await _until(store, queue_length=0)
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
         proxy.release_replies()
+        clock.advance(301)
         await _until(store, queue_length=1)
 
     assert (await store.get_rollout_by_id(held.rollout_id)).status == "succeeded"  # type: ignore[union-attr]
 
 
 @pytest.mark.timeout(40)
-async def test_claim_whose_id_the_caller_made_is_left_to_the_caller() -> None:
-    store, _ = await stocked_store()
+async def test_claims_of_one_client_at_once_overtake_none_of_them(serve: Any, connect: Any) -> None:
+    server = await serve()
+    client = connect(server.endpoint)
+    waiting = [asyncio.create_task(client.dequeue_rollout("w", wait=30.0)) for _ in range(5)]
+    for number in range(10):
+        await server.enqueue_rollout(number)
+    claims = [*await asyncio.gather(*waiting), *[await client.dequeue_rollout("w") for _ in range(5)]]
 
-    async with network(store) as proxy, LightningStoreClient(proxy.url, **IMPATIENT) as client:
-        await client.statistics()
-        proxy.hold_replies()
-        call = asyncio.create_task(client.claim_rollouts(worker_id="w", claim_id="mine"))
-        await _until(store, queue_length=0)
-        await proxy.refuse()
-        with pytest.raises(StoreUnavailable):
-            await call
-        await proxy.listen()
-        assert await client.claim_rollouts(worker_id="w") == []
-        (claim,) = await client.claim_rollouts(worker_id="w", claim_id="mine")
-
-    assert claim.rollout.input == "next"
+    assert sorted(claim.input for claim in claims) == list(range(10))
 
 
 @pytest.mark.timeout(40)

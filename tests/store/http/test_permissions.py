@@ -22,7 +22,6 @@ ADMIN_ONLY = {
     "update_resources",
     "start_run",
     "finish_run",
-    "mark_worker_lost",
     "add_metrics",
 }
 

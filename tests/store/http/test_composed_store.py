@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.store.test_foreign import OldStore
+from tests.store.test_composed import OldStore
 
 
 @pytest.mark.parametrize("transport", ["http", "ws"])

@@ -1,6 +1,7 @@
 """Stores that know a part of the contract: those written for release 0.2, and subclasses that change an operation."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -13,17 +14,15 @@ from agentlightning.store import (
     LightningStoreServer,
     LightningStoreThreaded,
     SqliteLightningStore,
-    foreign,
 )
 from agentlightning.store.base import UNSET
-from agentlightning.store.foreign import ForeignStore, adapted
+from agentlightning.store.operations import operations_of
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     EnqueueRolloutRequest,
     PromptTemplate,
     Rollout,
-    RolloutConfig,
     Span,
 )
 from tests.contract.conftest import known
@@ -116,75 +115,6 @@ class OldStore(LightningStore):
         return await self._inner.get_latest_resources()
 
 
-class Recorder(LightningStore):
-    """Notes how it is called."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("calls", "capabilities") or name.startswith("_"):
-            return super().__getattribute__(name)
-
-        async def record(*args: Any, **kwargs: Any) -> list[str] | None:
-            self.calls.append((name, args, kwargs))
-            return None if name == "dequeue_rollout" else [name]
-
-        return record
-
-
-CONFIG = RolloutConfig()
-OPTIONS = {"mode": "val", "resources_id": "rs-1", "config": CONFIG, "metadata": {}}
-CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Any, ...], dict[str, Any]]] = [
-    ("start_rollout", ("in",), {}, ("in", None, None, None, None), {}),
-    ("start_rollout", (), {"input": "in", **OPTIONS}, ("in", "val", "rs-1", CONFIG, {}), {}),
-    ("enqueue_rollout", ("in", "train"), {}, ("in", "train", None, None, None), {}),
-    ("start_attempt", ("ro-1",), {}, ("ro-1",), {}),
-    ("query_spans", ("ro-1",), {}, ("ro-1", None), {}),
-    ("query_spans", ("ro-1",), {"attempt_id": "latest"}, ("ro-1", "latest"), {}),
-    ("query_spans", ("ro-1",), {"name": "n"}, ("ro-1", None), {"name": "n"}),
-    ("query_rollouts", (["failed"],), {}, (), {"status": ["failed"]}),
-    ("query_rollouts", (), {}, (), {}),
-    ("wait_for_rollouts", (["ro-1"], 0.5), {}, (), {"rollout_ids": ["ro-1"], "timeout": 0.5}),
-    ("dequeue_rollout", (), {}, (), {}),
-    (
-        *("update_rollout", ("ro-1",), {"status": "cancelled", "mode": UNSET, "metadata": None}),
-        *((), {"rollout_id": "ro-1", "status": "cancelled", "metadata": None}),
-    ),
-    (
-        *("update_attempt", ("ro-1", "latest", "failed"), {}),
-        *((), {"rollout_id": "ro-1", "attempt_id": "latest", "status": "failed"}),
-    ),
-]
-
-
-@pytest.mark.parametrize("wrap", [adapted, LightningStoreThreaded], ids=["adapted", "threaded"])
-async def test_a_foreign_store_is_called_as_release_0_2_called_it(wrap: Any) -> None:
-    for name, args, kwargs, *expected in CALLS:
-        recorder = Recorder()
-        await getattr(wrap(recorder), name)(*args, **kwargs)
-        assert recorder.calls == [(name, *expected)]
-
-
-# ---------------------------------------------------------------------- which stores are foreign
-
-
-@pytest.mark.parametrize(
-    "store",
-    [
-        InMemoryLightningStore(),
-        SqliteLightningStore(),
-        LightningStoreThreaded(OldStore()),
-        LightningStoreClient("http://127.0.0.1:1"),
-        LightningStoreServer(OldStore()),
-        ForeignStore(OldStore()),
-    ],
-    ids=lambda store: type(store).__name__,
-)
-def test_a_store_with_the_whole_contract_is_left_alone(store: LightningStore) -> None:
-    assert adapted(store) is store
-
-
 class Choosy(InMemoryLightningStore):
     """Changes a part of claiming, and not the whole."""
 
@@ -199,11 +129,11 @@ class Choosy(InMemoryLightningStore):
 
 class Whole(Choosy):
     async def claim_rollouts(self, **options: Any) -> Any:
-        return await super().claim_rollouts(**options)
+        return await InMemoryLightningStore.claim_rollouts(self, **options)
 
 
 @pytest.mark.parametrize("kind", [Choosy, Whole])
-@pytest.mark.parametrize("wrap", [adapted, LightningStoreThreaded], ids=["adapted", "threaded"])
+@pytest.mark.parametrize("wrap", [lambda store: store, LightningStoreThreaded], ids=["alone", "threaded"])
 async def test_a_changed_part_is_called_in_the_place_of_the_whole(kind: type[Choosy], wrap: Any) -> None:
     inner = kind()
     store = wrap(inner)
@@ -217,17 +147,27 @@ async def test_a_changed_part_is_called_in_the_place_of_the_whole(kind: type[Cho
     assert {rollout.status for rollout in await inner.query_rollouts()} == {"succeeded", "preparing"}
 
 
-async def test_what_is_no_store_but_has_its_methods_will_do() -> None:
-    class Unrelated:
-        async def dequeue_rollout(self) -> str:
-            return "claimed"
+async def test_claims_through_a_changed_part_have_leases_and_are_known_again() -> None:
+    store = Choosy()
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(3)])
+    options: Any = {"limit": 2, "worker_id": "w", "claim_id": "0:1", "heartbeat_interval": 10}
 
-    store = LightningStoreThreaded(Unrelated())  # type: ignore[arg-type]
+    first, again = [await store.claim_rollouts(**options) for _ in range(2)]
 
-    assert await store.dequeue_rollout() == "claimed"  # type: ignore[comparison-overlap]
-    assert store.capabilities == {"thread_safe": True, "async_safe": True}
-    with pytest.raises(NotImplementedError, match="Unrelated has no operation 'get_latest_resources'"):
-        await store.get_latest_resources()
+    assert [claim.rollout.input for claim in first] == [0, 1]
+    assert first == again
+    assert all(claim.rollout.attempt.lease_until is not None for claim in first)
+
+
+def test_a_store_with_the_whole_contract_is_left_alone() -> None:
+    for kind in (InMemoryLightningStore, SqliteLightningStore, LightningStoreClient, LightningStoreServer):
+        for name in operations_of(LightningStore):  # each has a method of its own, or of the class it is made from
+            assert getattr(kind, name) is not getattr(LightningStore, name), (kind, name)
+
+
+async def test_an_operation_that_cannot_be_made_of_others_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="LightningStore has no operation 'get_latest_resources'"):
+        await LightningStore().get_latest_resources()
 
 
 # ---------------------------------------------------------------------- operations made of others
@@ -240,7 +180,7 @@ def old() -> OldStore:
 
 @pytest.fixture
 def store(old: OldStore) -> LightningStore:
-    return adapted(old)
+    return old
 
 
 async def test_claims_have_a_worker_and_resources_and_are_as_many_as_there_are(store: LightningStore) -> None:
@@ -257,30 +197,26 @@ async def test_claims_have_a_worker_and_resources_and_are_as_many_as_there_are(s
     assert await store.claim_rollouts() == []
 
 
-async def test_a_claim_waits_for_work(store: LightningStore) -> None:
-    waiting = asyncio.create_task(store.claim_rollouts(wait=30, worker_id="w"))
+async def test_a_claim_that_waits_is_a_poll(store: LightningStore) -> None:
+    began = time.monotonic()
+    assert list(await store.claim_rollouts(wait=30, worker_id="w")) == []
+    assert 0.0 < time.monotonic() - began < 20.0
+    assert await store.dequeue_rollout(wait=0.001) is None
+
+
+async def test_a_claim_that_waits_in_one_thread_lets_others_in(old: OldStore) -> None:
+    store = LightningStoreThreaded(old)
+
+    async def claim() -> str:
+        while not (claims := await store.claim_rollouts(wait=30, worker_id="w")):
+            pass
+        return str(claims[0].rollout.input)
+
+    waiting = asyncio.create_task(claim())
     await asyncio.sleep(0)
     await store.enqueue_rollout("late")
 
-    assert [claim.rollout.input for claim in await waiting] == ["late"]
-    assert await store.dequeue_rollout(wait=0.01) is None
-
-
-async def test_a_claim_that_the_store_refuses_is_left_out(old: OldStore, store: LightningStore) -> None:
-    old.refuses_claims = 1
-    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input="refused"), EnqueueRolloutRequest(input="taken")])
-    assert await store.dequeue_rollout("w") is None
-    assert known(await store.dequeue_rollout("w")).input == "taken"
-
-
-async def test_returned_claims_are_in_the_queue_again(store: LightningStore) -> None:
-    await store.enqueue_rollout("a")
-    claimed = known(await store.dequeue_rollout())
-
-    assert await store.return_claims([(claimed.rollout_id, claimed.attempt.attempt_id)]) == [True]
-
-    (again,) = await store.dequeue_many_rollouts(limit=2)
-    assert again.rollout_id == claimed.rollout_id
+    assert await asyncio.wait_for(waiting, 30) == "late"
 
 
 def span_of(rollout: AttemptedRollout, name: str) -> Span:
@@ -346,96 +282,6 @@ async def test_queries_select_what_the_store_cannot(store: LightningStore) -> No
         assert ([rollout.input for rollout in found], found.total) == (inputs, total)
     with pytest.raises(InvalidQuery):
         await store.query_rollouts(sort_by="nonsense")
-
-
-# ---------------------------------------------------------------------- calls that come twice
-
-
-@pytest.mark.parametrize(
-    ("operation", "ids"),
-    [
-        ("enqueue_rollout", {"input": 1, "rollout_id": "mine"}),
-        ("enqueue_many_rollouts", {"rollouts": [EnqueueRolloutRequest(input=1, rollout_id="mine")]}),
-        ("start_rollout", {"input": 1, "rollout_id": "mine", "attempt_id": "first"}),
-        ("claim_rollouts", {"limit": 2, "worker_id": "w", "claim_id": "mine"}),
-        ("get_many_span_sequence_ids", {"rollout_attempt_ids": [("r", "a"), ("r", "a")], "request_id": "mine"}),
-        ("add_resources", {"resources": {}, "resources_id": "mine"}),
-        ("add_metrics", {"run_id": "run", "step": 1, "values": {"reward": 0.5}, "time": 1.0}),
-    ],
-)
-async def test_a_repeated_call_acts_once(store: LightningStore, operation: str, ids: dict[str, Any]) -> None:
-    await store.start_run(run_id="run")
-    for number in range(5):
-        await store.enqueue_rollout(number)
-
-    answers = [await store.perform(operation, ids) for _ in range(3)]
-
-    assert answers == [answers[0]] * 3
-    rollouts, points = await store.query_rollouts(), await store.query_metrics("run")
-    assert len(rollouts) == 5 + operation.startswith(("enqueue", "start"))
-    begun = [each for each in rollouts if each.status == "preparing"]
-    assert len(begun) == {"claim_rollouts": 2, "start_rollout": 1}.get(operation, 0)
-    assert len(points) == (operation == "add_metrics")
-
-
-async def test_a_call_repeated_while_the_first_is_cancelled_is_answered(store: LightningStore) -> None:
-    first, again = [asyncio.ensure_future(store.dequeue_rollout(wait=60.0, claim_id="c")) for _ in range(2)]
-    await asyncio.sleep(0)
-
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    await store.enqueue_rollout("a")
-
-    assert known(await asyncio.wait_for(again, 30)).input == "a"
-
-
-async def test_a_call_that_nobody_waits_for_claims_nothing(store: LightningStore) -> None:
-    waiting = asyncio.ensure_future(store.dequeue_rollout(wait=60.0, claim_id="c"))
-    await asyncio.sleep(0)
-
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await store.enqueue_rollout("a")
-    await asyncio.sleep(2 * foreign.POLL_SECONDS)
-
-    assert len(await store.query_rollouts(status_in=["queuing"])) == 1
-
-
-async def test_claims_under_one_id_are_each_workers_own(store: LightningStore) -> None:
-    for number in range(2):
-        await store.enqueue_rollout(number)
-    claimed = [await store.dequeue_rollout(worker, claim_id="c") for worker in ("a", "b", "a")]
-    assert [rollout.input for rollout in claimed if rollout is not None] == [0, 1, 0]
-
-
-async def test_a_span_that_comes_again_is_dropped() -> None:
-    class KeepsRepeats(OldStore):
-        added = 0
-
-        async def add_span(self, span: Span) -> Span:
-            self.added += 1
-            return span
-
-    inner = KeepsRepeats()
-    store = adapted(inner)
-    span = span_of(await store.start_rollout("a"), "s")
-
-    answers = [await store.add_span(span) for _ in range(2)]
-
-    assert (answers, inner.added) == ([span, None], 1)
-
-
-async def test_remembered_answers_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
-    monkeypatch.setattr(foreign, "MOST_CALLS", 5)
-    store = ForeignStore(OldStore(), clock)
-
-    for number in range(20):
-        await store.enqueue_rollout(number, rollout_id=f"ro-{number}")
-    clock.advance(601)
-    await store.enqueue_rollout(19, rollout_id="ro-19")
-
-    assert len(await store.query_rollouts()) == 21
-    assert len(store._calls) <= 6
 
 
 async def test_resources_are_merged(store: LightningStore) -> None:

@@ -1,0 +1,199 @@
+"""The watch over the runners of a training: their work is given back when they die, and an algorithm that waits for
+rollouts which nobody will run is ended with the reason.
+
+Nobody will run them when the runners that we placed have all failed; when they have all ended, as they do after
+`max_rollouts`, and nobody else works for the store; or when workers came, all have been silent for the length of a
+lease, and nothing runs. A worker that never came may still come.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from agentlightning.errors import TrainingError
+from agentlightning.execution.base import AlgorithmBundle, OwnsWorker
+from agentlightning.execution.events import ExecutionEvent
+from agentlightning.store.base import LightningStore
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
+from agentlightning.types import RolloutStatus
+from agentlightning.utils.deadline import POLL_SECONDS, until
+from agentlightning.utils.log_failures import log_failures
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS: Final = 5.0
+"""How long rollouts may wait without runners: the algorithm may be about to end by itself, or others may join."""
+SILENCE_SECONDS: Final = 60.0
+"""A worker of another training that gave a sign of life since then may run the rollouts."""
+REMINDER_SECONDS: Final = 60.0
+"""Between two lines that say that no worker has come yet."""
+POLL_SHARE: Final = 0.05
+"""Between two reads of the workers, as a share of the time they may be silent."""
+
+
+class PlacedRunners:
+    """The runners that a strategy has placed; without arguments, those that others place.
+
+    Args:
+        have_ended: Whether all of them have.
+        owns_worker: Whether a worker in the store is one of them.
+        stop: Stops them.
+    """
+
+    def __init__(
+        self,
+        have_ended: Callable[[], bool] = lambda: False,
+        owns_worker: OwnsWorker = lambda worker_id: False,
+        stop: ExecutionEvent | None = None,
+    ) -> None:
+        self.have_ended, self.owns_worker, self._stop = have_ended, owns_worker, stop
+
+    def have_failed(self) -> bool:
+        """Whether the algorithm would wait for them in vain; why is for the strategy to raise."""
+        return False
+
+    async def recover(self, store: LightningStore) -> None:
+        """Give back the work of those that have died since the last call."""
+
+    async def dismiss(self, timeout_seconds: float) -> None:
+        """Stop them, because the algorithm needs them no more, and wait for their end for so long at most."""
+        if self._stop is not None:
+            self._stop.set()
+            await until(self.have_ended, timeout_seconds=timeout_seconds, interval_seconds=POLL_SECONDS / 4)
+
+
+async def run_watched(
+    algorithm: AlgorithmBundle,
+    store: LightningStore,
+    stop: ExecutionEvent,
+    runners: PlacedRunners,
+    *,
+    grace_seconds: float = 0.0,
+    lease_seconds: float = LOST_WORKER_SECONDS,
+) -> None:
+    """Run the algorithm to its end, or for as long as there may be somebody to run its rollouts.
+
+    Args:
+        algorithm: Its `give_up` is called with the error, if it has one; else it is cancelled. Its `run_id`, if it has
+            one, says whose rollouts are counted.
+        grace_seconds: How long it may take to end by itself when a runner's failure has stopped all.
+    """
+    work = asyncio.ensure_future(algorithm(store, stop))
+    watch = asyncio.ensure_future(_Watch(algorithm, store, stop, runners, lease_seconds).until_hopeless())
+    error = None
+    try:
+        await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            error = watch.result()
+            logger.error("%s", error or "Runners have died or failed, so the algorithm is stopped.")
+            give_up: Callable[[TrainingError], object] | None = getattr(algorithm, "give_up", None)
+            if error is not None and give_up is not None:
+                give_up(error)
+                await asyncio.wait([work])
+            elif error is None and stop.is_set():
+                await asyncio.wait([work], timeout=grace_seconds)
+    finally:
+        for task in (watch, work):
+            task.cancel()
+        await asyncio.wait([watch, work])
+    if not work.cancelled():
+        work.result()
+    elif error is not None:
+        raise error
+
+
+@dataclass
+class _Watch:
+    algorithm: AlgorithmBundle
+    store: LightningStore
+    stop: ExecutionEvent
+    runners: PlacedRunners
+    lease_seconds: float
+    sign: float | None = None
+    """Of life that a worker gave last. That it is new is all that counts, so that no two clocks are compared."""
+    silent_since: float = field(default_factory=time.monotonic)
+    has_worker: bool = False
+    """Whether one has come, or is still there from before."""
+    next_reminder: float = field(default_factory=lambda: time.monotonic() + REMINDER_SECONDS)
+
+    async def until_hopeless(self) -> TrainingError | None:
+        """Returns why the algorithm waits in vain; None if its runners have failed."""
+        self.sign = await self._last_sign()
+        next_read = self.silent_since
+        orphaned_since: float | None = None
+        while True:
+            await self.runners.recover(self.store)
+            if self.runners.have_failed():
+                return None
+            now = time.monotonic()
+            count = await self._count_orphans()
+            orphaned_since = None if count == 0 else orphaned_since or now
+            if orphaned_since is not None and now - orphaned_since >= PATIENCE_SECONDS:
+                return TrainingError(
+                    f"All runners have ended, and {count} rollouts are still in the queue, so the algorithm would "
+                    "wait for ever; raise max_rollouts or n_runners, or leave max_rollouts out."
+                )
+            if now >= next_read:
+                next_read = now + self.lease_seconds * POLL_SHARE
+                if await self._is_abandoned(now):
+                    return TrainingError(
+                        "No worker is left: rollouts wait in the queue, and none of the workers has been heard of for "
+                        f"{self.lease_seconds:g} s; start runners again, and the training once more."
+                    )
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _count_orphans(self) -> int:
+        """How many rollouts wait after our runners have ended, if nobody else may run them."""
+        if not self.runners.have_ended() or self.stop.is_set() or await self._has_others():
+            return 0
+        return await self._count("queuing", "requeuing")
+
+    async def _has_others(self) -> bool:
+        """Whether a worker of another training may run the rollouts, as far as the store can say."""
+        with log_failures(logger, "Workers could not be read", level=logging.WARNING):
+            workers = [one for one in await self.store.query_workers() if not self.runners.owns_worker(one.worker_id)]
+            signs = [
+                sign or 0.0
+                for one in workers
+                for sign in (one.last_heartbeat_time, one.last_dequeue_time, one.last_busy_time)
+            ]
+            return time.time() - max(signs, default=0.0) < SILENCE_SECONDS
+        return True
+
+    async def _is_abandoned(self, now: float) -> bool:
+        """Whether rollouts wait that no worker is left for; says now and then that none has come."""
+        sign = await self._last_sign()
+        if sign not in (None, self.sign):
+            self.sign, self.silent_since, self.has_worker = sign, now, True
+        if not self.has_worker and now >= self.next_reminder:
+            self.next_reminder = now + REMINDER_SECONDS
+            if waiting := await self._count("queuing", "requeuing"):
+                logger.warning("No worker has come yet, and %d rollouts wait for one.", waiting)
+        if not self.has_worker or now - self.silent_since <= self.lease_seconds:
+            return False
+        if await self._count("preparing", "running", if_unreadable=1):
+            return False  # a worker that gives no heartbeats may be busy
+        return await self._count("queuing", "requeuing") > 0
+
+    async def _last_sign(self) -> float | None:
+        """When a worker last gave a sign of life, by the store's clock; None if none did, or the store cannot say."""
+        with log_failures(logger, "Workers could not be read", level=logging.WARNING):
+            signs: list[float] = []
+            for field_name in ("last_heartbeat_time", "last_dequeue_time"):
+                (latest,) = await self.store.query_workers(sort_by=field_name, sort_order="desc", limit=1) or (None,)
+                signs.append((getattr(latest, field_name, None)) or 0.0)
+            return max(signs) or None
+        return None
+
+    async def _count(self, *statuses: RolloutStatus, if_unreadable: int = 0) -> int:
+        """How many rollouts have one of these statuses; of a run that its rollouts name, its own."""
+        run_id = getattr(self.algorithm, "run_id", None)
+        with log_failures(logger, "The queue could not be read", level=logging.WARNING):
+            own = None if run_id is None else [run_id]
+            if own is not None and (await self.store.query_rollouts(run_id_in=own, limit=0)).total == 0:
+                own = None
+            return (await self.store.query_rollouts(status_in=list(statuses), run_id_in=own, limit=1)).total
+        return if_unreadable

@@ -327,7 +327,12 @@ FAULTS: Final[Mapping[str, Made]] = {
 }
 HEALTHY: Final[Mapping[str, Made]] = {
     "SFT, validated": Made(None, lambda: tuned(val=EXPRESSIONS, rate=1e-3, best_of=8)),
-    "SFT, not validated": Made(None, tuned, outcomes=("unknown",), words=("loss on held-out rollouts fell",)),
+    "SFT, not validated": Made(
+        None,
+        lambda: tuned(rate=1e-3, best_of=8),
+        outcomes=("unknown",),
+        words=("loss on held-out rollouts fell",),
+    ),
     "SFT, stopped": Made(None, lambda: tuned(stop_after=40), outcomes=("unknown",), words=("The reward is",)),
     "GRPO with LoRA": Made(None, adapted),
     "APO, stopped": Made(

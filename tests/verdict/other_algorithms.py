@@ -225,6 +225,12 @@ def sum_is_right(task: dict[str, int]) -> float:
     return float(task["left"] + task["right"] > 5)
 
 
+async def never_done(task: dict[str, int]) -> float:
+    """Works until it is cancelled, so that nothing is over before an algorithm that does not wait."""
+    await asyncio.Event().wait()
+    return 0.0
+
+
 SUMS: Final = [{"left": number, "right": 1} for number in range(12)]
 BROKEN: Final = [{"left": number} for number in range(12)]
 
@@ -321,7 +327,7 @@ FAULTS: Final[Mapping[str, Made]] = {
         "failed", lambda: evaluated([*SUMS[:3], BROKEN[0]]), words=("1 of 4", "KeyError: 'right'")
     ),
     "a function that sends nothing": Made("nothing_ran", lambda: fitted(nothing, sum_is_right, SUMS)),
-    "a function that does not wait": Made("nothing_ran", lambda: fitted(send, sum_is_right, SUMS)),
+    "a function that does not wait": Made("nothing_ran", lambda: fitted(send, never_done, SUMS)),
     "a function whose agent raises": Made(
         "failed", lambda: fitted(send_and_wait, sum_is_right, BROKEN), words=("KeyError: 'right'",)
     ),

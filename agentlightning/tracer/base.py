@@ -5,9 +5,10 @@ spans, which go to the store if one is named, and stay readable through `get_las
 is open, the tracer is the active one, to which emitters speak.
 """
 
+import atexit
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self
@@ -61,16 +62,15 @@ class Tracer(ParallelWorkerBase):
 
     @contextmanager
     def lifespan(self, store: LightningStore | None = None) -> Iterator[Self]:
-        """Initialise for this process, as worker 0, and undo it at the end: for scripts and tests without a runner."""
-        self.init()
-        try:
+        """Make this process worker 0 until the block, or else the program, ends: for scripts and tests."""
+        with ExitStack() as undone:
+            atexit.register(undone.close)
+            undone.callback(atexit.unregister, undone.close)
+            self.init()
+            undone.callback(self.teardown)
             self.init_worker(0, store)
-            try:
-                yield self
-            finally:
-                self.teardown_worker(0)
-        finally:
-            self.teardown()
+            undone.callback(self.teardown_worker, 0)
+            yield self
 
     # ------------------------------------------------------------------ traces
 

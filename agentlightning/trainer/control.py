@@ -147,9 +147,9 @@ class _EndingSignals:
 
     def handle(self, number: int, _frame: object) -> None:
         self.received.append(number)
-        self.news.put(number)
         if self._is_urgent(self.received):
             raise KeyboardInterrupt
+        self.news.put(number)
 
     def serve(self) -> None:
         while (number := self.news.get()) is not None:

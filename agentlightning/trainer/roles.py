@@ -246,6 +246,7 @@ class AlgorithmRole:
                 console.conclude(verdict)
         with log_failures(logger, "The models of run '%s' are still among the latest resources.", run.run_id):
             await self._retire_models(store, run.run_id)
+        await self._warn_of_others(store, run.start_time, run.run_id)
         judged = {} if verdict is None else {"verdict": verdict.as_summary()}
         await store.finish_run(run.run_id, run.status, summary={**run.summary, **judged})
         if run.status == "stopped" and self.algorithm is not None and (hint := self.algorithm.resume_hint()):
@@ -284,31 +285,37 @@ class AlgorithmRole:
             "n_train": None if self.train_dataset is None else len(self.train_dataset),
             "n_val": None if self.val_dataset is None else len(self.val_dataset),
         }
-        config = run_config(parts, counts, await asyncio.to_thread(git_revision))
-        if getattr(strategy, "role", "both") == "both":
-            await _warn_of_others(store)
+        await self._warn_of_others(store, time.time() - 2 * REPORT_SECONDS)
         return await store.start_run(
-            trainer.name, config=config, metadata={RUN_REPORTS: {"interval_seconds": REPORT_SECONDS}}
+            trainer.name,
+            config=run_config(parts, counts, await asyncio.to_thread(git_revision)),
+            metadata={RUN_REPORTS: {"interval_seconds": REPORT_SECONDS}},
         )
+
+    async def _warn_of_others(self, store: LightningStore, since: float, own: str | None = None) -> None:
+        """Name other trainings of the store: runners take what is next in its queue, of whichever.
+
+        Args:
+            since: Those that were seen after this time.
+            own: The id of the run that ends; before it begins, only those are named that have not ended.
+        """
+        if self.dev is None and getattr(self.trainer.strategy, "role", "both") != "both":
+            return  # runners that were started by hand may be there for several
+        with log_failures(logger, "Whether others train in this store could not be read", level=logging.WARNING):
+            for run in await store.query_runs(status_in=["running"] if own is None else None):
+                seen = run.metadata.get(RUN_REPORTS, {}).get("last_time", run.start_time)
+                if RUN_REPORTS in run.metadata and run.run_id != own and seen > since:
+                    logger.warning(
+                        "Run '%s' was under way in this store %.0f s ago. While both are, its runners take rollouts of "
+                        "this training, and the other way round; give each training a store of its own.",
+                        *(run.run_id, max(0.0, time.time() - seen)),
+                    )
 
     def _measured(self) -> dict[str, object]:
         """What the algorithm reports of its run, for the summary."""
         with log_failures(logger, "The algorithm could not sum up its run."):
             return {} if self.algorithm is None else dict(self.algorithm.run_summary())
         return {}
-
-
-async def _warn_of_others(store: LightningStore) -> None:
-    """Say that another training is under way in the store: runners take what is next in its queue, of whichever."""
-    with log_failures(logger, "Whether others train in this store could not be read", level=logging.WARNING):
-        for run in await store.query_runs(status_in=["running"]):
-            reported = run.metadata.get(RUN_REPORTS, {}).get("last_time", run.start_time)
-            if RUN_REPORTS in run.metadata and time.time() - reported < 2 * REPORT_SECONDS:
-                logger.warning(
-                    "Run '%s' was under way in this store %.0f s ago. If it is still, its runners take rollouts of "
-                    "this training, and the other way round; give each training a store of its own.",
-                    *(run.run_id, max(0.0, time.time() - reported)),
-                )
 
 
 @contextmanager

@@ -246,8 +246,15 @@ assert sys.meta_path == finders, sys.meta_path
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_tracer_that_is_open_when_the_interpreter_ends_says_nothing() -> None:
-    script = "import agentlightning as agl; opened = agl.OtelTracer().lifespan(); opened.__enter__()"
+@pytest.mark.parametrize("store", ["", "agl.InMemoryLightningStore()"], ids=["no store", "a store"])
+def test_tracer_that_is_open_when_the_interpreter_ends_says_nothing(store: str) -> None:
+    script = f"""
+import time
+import agentlightning as agl
+opened = agl.OtelTracer().lifespan({store})
+opened.__enter__()
+time.sleep(2)  # until its thread has nothing more to do
+"""
 
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
 

@@ -111,6 +111,24 @@ def test_another_training_that_is_under_way_in_the_store_is_named(
     assert (f"Run '{other.run_id}' was under way in this store" in caplog.text) == (status == "running")
 
 
+def test_another_training_that_began_later_is_named_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    others = []
+
+    @agl.algo
+    async def algorithm(*, store: LightningStore, train_dataset: Any) -> None:
+        others.append(await store.start_run("theirs", metadata={"reports": {"interval_seconds": 30.0}}))
+        await store.finish_run(others[0].run_id, "succeeded")
+        batches = Batches(store)
+        await batches.gather(await batches.send(train_dataset))
+
+    store = InMemoryLightningStore()
+    for one in (None, algorithm, None):  # what was before, and comes after, was not under way at the same time
+        a_trainer(store=store, **({} if one is None else {"algorithm": one})).fit(failing_theirs, [1])
+
+    assert caplog.text.count("was under way in this store") == 1
+    assert f"Run '{others[0].run_id}' was under way" in caplog.text
+
+
 async def test_a_queue_of_somebody_else_does_not_hold_up_the_baseline() -> None:
     store, baseline = InMemoryLightningStore(), Baseline(max_queue_length=0, polling_interval=0.1)
     await store.enqueue_rollout("theirs")

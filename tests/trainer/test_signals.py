@@ -82,7 +82,8 @@ def test_sigterm_lets_fit_return_and_does_not_break_off_what_saves(place: str, c
 
 
 def test_second_ctrl_c_does_not_wait() -> None:
-    code, lines, _ = lines_after("cs-algorithm", signal.SIGINT, signal.SIGINT)
+    code, lines, errors = lines_after("cs-algorithm", signal.SIGINT, signal.SIGINT)
 
     assert code == -signal.SIGINT
     assert lines == ["ready", "saving", "stopped"]
+    assert errors.count("press it again not to wait") == 1

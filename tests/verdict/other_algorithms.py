@@ -42,6 +42,7 @@ BEAM: Final[Mapping[str, Any]] = {
     "beam_width": 1,
     "branch_factor": 1,
     "beam_rounds": 4,
+    "seed": 1,  # without one, each round draws in three cases of ten tasks that no candidate solves
 }
 EXPRESSIONS: Final = [f"{first}+{second}?" for first in range(11, 19) for second in range(21, 29)]
 
@@ -224,6 +225,12 @@ def sum_is_right(task: dict[str, int]) -> float:
     return float(task["left"] + task["right"] > 5)
 
 
+async def never_done(task: dict[str, int]) -> float:
+    """Works until it is cancelled, so that nothing is over before an algorithm that does not wait."""
+    await asyncio.Event().wait()
+    return 0.0
+
+
 SUMS: Final = [{"left": number, "right": 1} for number in range(12)]
 BROKEN: Final = [{"left": number} for number in range(12)]
 
@@ -320,14 +327,19 @@ FAULTS: Final[Mapping[str, Made]] = {
         "failed", lambda: evaluated([*SUMS[:3], BROKEN[0]]), words=("1 of 4", "KeyError: 'right'")
     ),
     "a function that sends nothing": Made("nothing_ran", lambda: fitted(nothing, sum_is_right, SUMS)),
-    "a function that does not wait": Made("nothing_ran", lambda: fitted(send, sum_is_right, SUMS)),
+    "a function that does not wait": Made("nothing_ran", lambda: fitted(send, never_done, SUMS)),
     "a function whose agent raises": Made(
         "failed", lambda: fitted(send_and_wait, sum_is_right, BROKEN), words=("KeyError: 'right'",)
     ),
 }
 HEALTHY: Final[Mapping[str, Made]] = {
-    "SFT, validated": Made(None, lambda: tuned(val=EXPRESSIONS)),
-    "SFT, not validated": Made(None, tuned, outcomes=("unknown",), words=("loss on held-out rollouts fell",)),
+    "SFT, validated": Made(None, lambda: tuned(val=EXPRESSIONS, rate=1e-3, best_of=8)),
+    "SFT, not validated": Made(
+        None,
+        lambda: tuned(rate=1e-3, best_of=8),
+        outcomes=("unknown",),
+        words=("loss on held-out rollouts fell",),
+    ),
     "SFT, stopped": Made(None, lambda: tuned(stop_after=40), outcomes=("unknown",), words=("The reward is",)),
     "GRPO with LoRA": Made(None, adapted),
     "APO, stopped": Made(

@@ -8,11 +8,11 @@ still while the learner's move. So a number goes to one of its two neighbours by
 which makes the mean right. Chance follows from the seed, the version and the name of the weight: whoever reads a
 version on the same kind of device, and a run that is resumed, finds the same numbers.
 
-On one GPU, weights travel in memory that the trainer shares with the engine. The trainer copies every weight into one
-block, writes where each lies into a small JSON file, and names that file to the engine in place of one with the weights
-themselves. The block is made and shared once, and filled anew for every version: the engine has copied one version
-before it says so. torch passes such memory between processes as pickles, which can run code; here the handles are plain
-numbers and bytes.
+On one GPU, weights travel in memory that the trainer shares with the engine: one block, which is the copy of 16 bits
+that the learner computes with where there is one. The trainer writes where each weight lies into a small JSON file, and
+names that file to the engine in place of one with the weights themselves. The block is made and shared once, and filled
+anew for every version: the engine has copied one version before it says so. torch passes such memory between processes
+as pickles, which can run code; here the handles are plain numbers and bytes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ALIGNMENT: Final = 256
 """Bytes; where a weight begins in shared memory, so that any number may lie there."""
 _NAMED: Final = 3
 """Names that an error lists, of those that do not fit."""
-_PIECE: Final = 1 << 22
-"""Numbers that are rounded at once: the memory for it does not grow with the tensor."""
+_PIECE: Final = 1 << 23
+"""Numbers that are rounded at once: the memory for it does not grow with the model, nor the starts of kernels much."""
 
 
 def check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -135,18 +135,56 @@ class PublishedWeights:
         """Of the tensors, by their names."""
         return self._model.state_shapes()
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its name in the checkpoint, on the learner's device, one after the other.
+    def block(self, dtype: torch.dtype) -> WeightsBlock | None:
+        """The copy that the learner computes with, which has these weights; None where it has none in `dtype`."""
+        copy = self._model.rounded_copy
+        return copy.rounded(self._chance) if copy is not None and copy.dtype == dtype else None
+
+    def parts(self, dtype: torch.dtype) -> Iterator[Mapping[str, Tensor]]:
+        """Every weight under its name in the checkpoint, on the learner's device, some of them at a time.
 
         A weight that `dtype` cannot hold exactly is rounded by chance. Adapters are merged in 32 bits before that.
         Weights that are tied have one name. What is yielded may be the learner's own memory.
         """
-        for name, tensor in self._model.weights():
-            yield name, round_by_chance(tensor, dtype, seed=f"{self._chance}/{name}")
+        block = self.block(dtype)
+        return rounded_parts(self._model.weights(), dtype, self._chance) if block is None else iter([block.tensors])
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """All of `parts`, one after the other."""
+        for part in self.parts(dtype):
+            yield from part.items()
 
     def adapters(self) -> AdapterWeights | None:
         """The adapters alone, for an engine that serves them beside the base; None where the weights are trained."""
         return self._model.adapters()
+
+
+def rounded_parts(
+    tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, chance: str
+) -> Iterator[dict[str, Tensor]]:
+    """Tensors cast by `round_by_chance`, as many together as it rounds at once; the same ones always alike."""
+    part: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        if part and sum(one.numel() for one in part.values()) + tensor.numel() > _PIECE:
+            yield _rounded_part(part, dtype, chance)
+            part = {}
+        part[name] = tensor.detach()
+    if part:
+        yield _rounded_part(part, dtype, chance)
+
+
+def _rounded_part(part: Mapping[str, Tensor], dtype: torch.dtype, chance: str) -> dict[str, Tensor]:
+    if all(_holds(dtype, tensor) for tensor in part.values()):
+        return {name: tensor.to(dtype) for name, tensor in part.items()}
+    flat = [tensor.reshape(-1) for tensor in part.values()]
+    rounded = round_by_chance(torch.cat(flat) if len(flat) > 1 else flat[0], dtype, seed=f"{chance}/{next(iter(part))}")
+    pieces = torch.split(rounded, [len(one) for one in flat])
+    return {name: piece.view(part[name].shape) for name, piece in zip(part, pieces, strict=True)}
+
+
+def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Whether a cast is exact, or to so many bits that nothing is lost by it."""
+    return tensor.dtype == dtype or torch.finfo(dtype).bits >= 32
 
 
 def round_by_chance(tensor: Tensor, dtype: torch.dtype, *, seed: str) -> Tensor:
@@ -155,7 +193,7 @@ def round_by_chance(tensor: Tensor, dtype: torch.dtype, *, seed: str) -> Tensor:
     Numbers that `dtype` holds stay what they are, as do infinities and what is not a number. Nothing between the two
     largest neighbours becomes infinite; what is beyond the range of `dtype` does, as in any cast.
     """
-    if tensor.dtype == dtype or torch.finfo(dtype).bits >= 32:
+    if _holds(dtype, tensor):
         return tensor.detach().to(dtype)
     digest = hashlib.blake2b(seed.encode(), digest_size=8).digest()
     chance = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "big"))
@@ -173,14 +211,13 @@ def _rounded(exact: Tensor, target: torch.finfo, chance: torch.Generator) -> Ten
     steps.mul_(target.eps).clamp_(min=target.smallest_normal * target.eps)  # to the next number, at each number
     scaled = exact / steps
     lower = scaled.floor()
-    draws = torch.rand(exact.shape, generator=chance, device=exact.device)
-    lower += draws < scaled.sub_(lower)
+    lower += torch.rand(exact.shape, generator=chance, device=exact.device) < scaled.sub_(lower)
     rounded = lower.mul_(steps).clamp_(target.min, target.max)
     # What would come after the largest number; infinite where 32 bits cannot hold it.
     end = math.ldexp(1.0, math.frexp(target.max)[1])
     limit = end if end <= torch.finfo(torch.float32).max else math.inf
-    size = exact.abs()
-    return torch.where((size > 0) & (size < limit), rounded, exact)
+    size = torch.abs(exact, out=scaled)
+    return torch.where((size > 0) & (size < limit), rounded, exact, out=steps)
 
 
 # ---------------------------------------------------------------------- shared GPU memory
@@ -197,17 +234,11 @@ class _Description(BaseModel):
     """Offset in bytes and shape of every weight."""
 
 
-class SharedBlock:
-    """The trainer's side."""
+class WeightsBlock:
+    """Memory for all weights of a model in one dtype, which on a GPU another process can map."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
-        """Take the memory; torch.OutOfMemoryError where there is not enough.
-
-        Args:
-            shapes: Of all weights, by name.
-            dtype: That all of them have.
-            device: A GPU.
-        """
+        """Take the memory; torch.OutOfMemoryError where there is not enough."""
         self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
         end = 0
         for name, shape in shapes.items():
@@ -216,18 +247,21 @@ class SharedBlock:
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.dtype = dtype
         self._block = torch.empty(end, dtype=torch.uint8, device=device)
-        shared = self._block.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]  # not annotated
-        self._handle = [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in shared]
+        self.tensors = {name: _part(self._block, *place, dtype) for name, place in self._places.items()}
+        """The weights, in this memory."""
+        self._handle: list[int | bool | str] = []
 
-    def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy all weights; returns when they are there."""
-        for name, tensor in tensors:
-            offset, shape = self._places[name]
-            _part(self._block, offset, shape, self.dtype).copy_(tensor)
-        torch.cuda.synchronize(self._block.device)
+    def fill(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        """Copy all weights, with few starts of kernels for each part."""
+        for part in parts:
+            torch._foreach_copy_([self.tensors[name] for name in part], list(part.values()))
 
     def describe(self, path: Path) -> None:
-        """Write the file that the engine reads."""
+        """Write the file that the engine reads, when all that was written into the block is there."""
+        if not self._handle:
+            shared = self._block.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]  # not annotated
+            self._handle = [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in shared]
+        torch.cuda.synchronize(self._block.device)
         described = _Description(
             gpu=str(gpu_of(self._block.device)),
             dtype=cast("Any", str(self.dtype).removeprefix("torch.")),

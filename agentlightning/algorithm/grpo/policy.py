@@ -94,7 +94,7 @@ class Policy:
             # vLLM measures the free memory of the GPU while it starts; what is loaded meanwhile counts as its own.
             await self.start_engine()
             await undisturbed(asyncio.to_thread(self.load))
-        await undisturbed(asyncio.to_thread(self.announce_memory))
+        await undisturbed(asyncio.to_thread(self.plan_memory))
 
     async def start_engine(self) -> None:
         """Start the engine alone: the model answers, and cannot learn."""
@@ -114,12 +114,11 @@ class Policy:
         self._engine = engine
         self._running.append(engine)
 
-    def announce_memory(self) -> None:
-        """Log what learning will take of a GPU's memory, beside what is loaded."""
-        from agentlightning.algorithm.grpo.learner import announce_memory
-
-        if not getattr(self._choice, "sleep", False):  # such an engine has memory now that will be free for learning
-            announce_memory(self.model, self.settings, self._device)
+    def plan_memory(self) -> None:
+        """Have the learner choose by the memory that is free beside the engine; it logs what it needs."""
+        # An engine that sleeps has memory now that will be free for learning: the first update asks then.
+        if not getattr(self._choice, "sleep", False) and self.settings.processes == 1:
+            self.learner.plan_memory()
 
     def load(self) -> None:
         """Load the model, and make its learner; several processes train a model in the computer's memory."""

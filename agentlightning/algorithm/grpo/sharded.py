@@ -24,6 +24,7 @@ import orjson
 import torch
 from torch import Tensor
 
+from agentlightning.algorithm.grpo.memory import planned
 from agentlightning.algorithm.grpo.packing import Row
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
@@ -82,6 +83,7 @@ class ShardedLearner:
 
     def start(self) -> None:
         """Start the processes; returns when they have the model. TrainingError with the last lines of one that ends."""
+        self.plan_memory()
         weights = parameters_of(self.model)
         needed = sum(weight.nbytes for weight in weights.values())
         # A learner's state has less than four numbers for each weight that is trained.
@@ -104,6 +106,10 @@ class ShardedLearner:
             if isinstance(error, OSError):
                 raise TrainingError(f"The learner's processes cannot be started: {error}") from error
             raise
+
+    def plan_memory(self) -> None:
+        """Choose for all processes what the settings leave open; `start` does, before they take memory."""
+        self.settings = planned(self.settings, self.model, torch.device(self._device))
 
     def stop(self) -> None:
         """End the processes, whatever they do; harmless if there are none."""

@@ -22,7 +22,6 @@ from agentlightning.engine.hf_cache import CachePass, ReadShape, SlotCache, Step
 from agentlightning.engine.hf_codec import HfChatCodec, end_ids_of
 from agentlightning.engine.lora import AdapterWeights, LoraOptions
 from agentlightning.engine.model import CausalModel
-from agentlightning.engine.rounded_copy import RoundedCopy
 from agentlightning.engine.weights import copy_weights, round_by_chance
 from agentlightning.errors import EngineError
 from agentlightning.utils.installation import install_command
@@ -59,7 +58,6 @@ class HfModel:
         """Without peft's cover; with adapters, its layers are those that have them."""
         self._has_plain_head = _has_plain_head(network)
         self._graphs = hf_kernels.CudaGraphs(self.device)
-        self.rounded_copy: RoundedCopy | None = None
         self.train_mode(enabled=False)
 
     @property
@@ -206,13 +204,6 @@ class HfModel:
             logger.info("Rows of model '%s' are padded, for packed ones give other results.", self.name)
         self._plain.set_attn_implementation(before)
         return False
-
-    def keep_rounded(self, dtype: torch.dtype) -> RoundedCopy | None:
-        """Keep a rounded copy to compute with; None with adapters, beneath which nothing changes."""
-        is_kept = self.rounded_copy is not None and self.rounded_copy.dtype == dtype
-        if not self.has_adapters and not is_kept:
-            self.rounded_copy = RoundedCopy(self._plain, dtype)
-        return self.rounded_copy
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
     from agentlightning.engine.lora import AdapterWeights
-    from agentlightning.engine.rounded_copy import RoundedCopy
 
 SMALL_MODEL_PARAMETERS: Final = 5_000_000
 
@@ -38,12 +37,6 @@ class CausalModel(Protocol):
 
     @property
     def dtype(self) -> dtype: ...
-
-    @property
-    def rounded_copy(self) -> RoundedCopy | None:
-        """What a learner computes with in place of the exact weights, and publishes."""
-        ...
-
     def new_cache(self, slots: int, length: int) -> Any:
         """Room for `slots` sequences of at most `length` tokens."""
         ...

@@ -2,11 +2,12 @@
 
 It is rounded by chance when the weights have changed, so once for a step of the optimiser, however often they are
 multiplied in it. A pass through the model finds the copy in place of the exact weights. The gradients that the copy
-gets are those of the exact weights, which are rounded to no gradient of their own: they are added up there, in 32 bits.
+gets are those of the exact weights, and are added up there, in 32 bits.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ class RoundedCopy:
         """Take the memory.
 
         Args:
-            network: Its adapters, if it has some, would be rounded as well.
+            network: All of its weights are rounded.
             dtype: Of products. Weights that are not multiplied keep theirs, with values that this one can hold.
         """
         self.dtype = dtype
@@ -30,21 +31,21 @@ class RoundedCopy:
         shapes = {name: tuple(exact.shape) for name, exact in self._exact.items()}
         self._block = WeightsBlock(shapes, dtype, next(network.parameters()).device)
         names = {exact: name for name, exact in self._exact.items()}
-        rounded: dict[tuple[Parameter, bool], Parameter] = {}
         self._places: list[tuple[dict[str, Parameter | None], str, Parameter, Parameter]] = []
         """Where modules have their weights: the exact one, and the rounded one."""
+        self._widened: dict[str, Tensor] = {}
+        """Those that are not multiplied."""
         for module in network.modules():
-            is_product = isinstance(module, nn.Linear)
             for key, exact in module._parameters.items():
-                if exact is None:
-                    continue
-                if (exact, is_product) not in rounded:
-                    memory = self._block.tensors[names[exact]] if is_product else torch.empty_like(exact)
-                    rounded[exact, is_product] = Parameter(memory, requires_grad=exact.requires_grad)
-                self._places.append((module._parameters, key, exact, rounded[exact, is_product]))
-        self._pairs = [(exact, one) for (exact, _), one in rounded.items()]
-        self._wide = {names[exact]: one for (exact, is_product), one in rounded.items() if not is_product}
-        """What is not multiplied."""
+                if exact is not None:
+                    memory = self._block.tensors[names[exact]]
+                    if not isinstance(module, nn.Linear):
+                        memory = self._widened.setdefault(names[exact], torch.empty_like(exact))
+                    rounded = Parameter(memory, requires_grad=exact.requires_grad)
+                    if rounded.requires_grad:
+                        hook = partial(_add_gradient, exact)
+                        rounded.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # not annotated
+                    self._places.append((module._parameters, key, exact, rounded))
         self._rounded_from: object = None
         """The chance and the state of the exact weights."""
 
@@ -58,41 +59,29 @@ class RoundedCopy:
         state = chance, [(exact.data_ptr(), exact._version) for exact in self._exact.values()]
         if state != self._rounded_from:
             self._rounded_from = None
-            with torch.no_grad():
-                self._block.fill(rounded_parts(self._exact.items(), self.dtype, chance))
-                if self._wide:
-                    narrow = [self._block.tensors[name] for name in self._wide]
-                    torch._foreach_copy_(list(self._wide.values()), narrow)
+            self._block.fill(rounded_parts(self._exact.items(), self.dtype, chance))
+            if self._widened:
+                torch._foreach_copy_(
+                    list(self._widened.values()), [self._block.tensors[name] for name in self._widened]
+                )
             self._rounded_from = state
         return self._block
 
     @contextmanager
     def in_use(self, chance: str) -> Iterator[None]:
-        """The model computes with the copy; at the end, the exact weights have the gradients that it got."""
+        """The model computes with the copy, and the exact weights get its gradients."""
         self.rounded(chance)
         for parameters, key, _, rounded in self._places:
             parameters[key] = rounded
         try:
             yield
-            self._pass_gradients_on()
         finally:
-            for parameters, key, exact, rounded in self._places:
-                parameters[key], rounded.grad = exact, None
+            for parameters, key, exact, _ in self._places:
+                parameters[key] = exact
 
-    def _pass_gradients_on(self) -> None:
-        first, further = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
-        for exact, rounded in self._pairs:
-            gradient = rounded.grad
-            if gradient is None:
-                continue
-            if exact.grad is not None:
-                further.append((exact.grad, gradient))
-            elif gradient.dtype == exact.dtype:
-                exact.grad = gradient
-            else:
-                exact.grad = torch.empty_like(exact)
-                first.append((exact.grad, gradient))
-        if first:
-            torch._foreach_copy_([exact for exact, _ in first], [gradient for _, gradient in first])
-        if further:
-            torch._foreach_add_([exact for exact, _ in further], [gradient for _, gradient in further])
+
+def _add_gradient(exact: Parameter, rounded: Tensor) -> None:
+    """Give a gradient to the exact weight, as soon as it is there: the copy keeps none."""
+    gradient, rounded.grad = rounded.grad, None
+    assert gradient is not None
+    exact.grad = gradient.to(exact.dtype) if exact.grad is None else exact.grad.add_(gradient)

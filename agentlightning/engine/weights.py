@@ -37,6 +37,7 @@ from agentlightning.utils.private_files import bring_to_disk
 if TYPE_CHECKING:
     from agentlightning.engine.lora import AdapterWeights
     from agentlightning.engine.model import CausalModel
+    from agentlightning.engine.rounded_copy import RoundedCopy
 
 DESCRIPTION_SUFFIX: Final = ".shared.json"
 _ALIGNMENT: Final = 256
@@ -115,14 +116,15 @@ def read_weights(path: Path, device: torch.device | None = None) -> dict[str, Te
 class PublishedWeights:
     """The weights of this moment; read them before the next update."""
 
-    def __init__(self, model: CausalModel, *, seed: int, version: int = 0) -> None:
+    def __init__(self, model: CausalModel, *, seed: int, version: int = 0, copy: RoundedCopy | None = None) -> None:
         """Nothing is computed before it is read.
 
         Args:
             seed: Of the rounding.
             version: Of the weights; another one is rounded by another chance.
+            copy: What the learner computes with, if it rounds the weights by this chance itself.
         """
-        self._model = model
+        self._model, self._copy = model, copy
         self._chance = f"{seed}/{version}"
 
     @property
@@ -137,7 +139,7 @@ class PublishedWeights:
 
     def block(self, dtype: torch.dtype) -> WeightsBlock | None:
         """The copy that the learner computes with, which has these weights; None where it has none in `dtype`."""
-        copy = self._model.rounded_copy
+        copy = self._copy
         return copy.rounded(self._chance) if copy is not None and copy.dtype == dtype else None
 
     def parts(self, dtype: torch.dtype) -> Iterator[Mapping[str, Tensor]]:
@@ -174,17 +176,10 @@ def rounded_parts(
 
 
 def _rounded_part(part: Mapping[str, Tensor], dtype: torch.dtype, chance: str) -> dict[str, Tensor]:
-    if all(_holds(dtype, tensor) for tensor in part.values()):
-        return {name: tensor.to(dtype) for name, tensor in part.items()}
     flat = [tensor.reshape(-1) for tensor in part.values()]
     rounded = round_by_chance(torch.cat(flat) if len(flat) > 1 else flat[0], dtype, seed=f"{chance}/{next(iter(part))}")
     pieces = torch.split(rounded, [len(one) for one in flat])
     return {name: piece.view(part[name].shape) for name, piece in zip(part, pieces, strict=True)}
-
-
-def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
-    """Whether a cast is exact, or to so many bits that nothing is lost by it."""
-    return tensor.dtype == dtype or torch.finfo(dtype).bits >= 32
 
 
 def round_by_chance(tensor: Tensor, dtype: torch.dtype, *, seed: str) -> Tensor:
@@ -193,7 +188,7 @@ def round_by_chance(tensor: Tensor, dtype: torch.dtype, *, seed: str) -> Tensor:
     Numbers that `dtype` holds stay what they are, as do infinities and what is not a number. Nothing between the two
     largest neighbours becomes infinite; what is beyond the range of `dtype` does, as in any cast.
     """
-    if _holds(dtype, tensor):
+    if tensor.dtype == dtype or torch.finfo(dtype).bits >= 32:
         return tensor.detach().to(dtype)
     digest = hashlib.blake2b(seed.encode(), digest_size=8).digest()
     chance = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "big"))

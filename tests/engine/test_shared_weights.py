@@ -13,6 +13,7 @@ pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.embedded import EngineServer  # noqa: E402
+from agentlightning.engine.rounded_copy import RoundedCopy  # noqa: E402
 from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.engine.weights import (  # noqa: E402
@@ -116,7 +117,7 @@ def test_the_engine_gets_the_copy_that_the_learner_computes_with(tmp_path: Path,
     pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
     folder = str(save_small_llama(tmp_path / "llama", word_tokenizer(), dtype="bfloat16"))
     model: Any = load(folder, device=device, dtype="float32")[0]
-    model.keep_rounded(torch.bfloat16)
+    copy = RoundedCopy(model.network, torch.bfloat16)
     with torch.no_grad():
         for weight in model.trainable().values():
             weight.add_(0.3 * torch.randn_like(weight))
@@ -125,7 +126,7 @@ def test_the_engine_gets_the_copy_that_the_learner_computes_with(tmp_path: Path,
     with EngineServer(folder, device=device) as server:
         before = answer(server)
         for version, server._shares_gpu in ((1, True), (2, False)):
-            server.publish(version, PublishedWeights(model, seed=0, version=1))
+            server.publish(version, PublishedWeights(model, seed=0, copy=copy))
             answers.append(answer(server))
             assert server._block is None, "the learner's own copy was shared"
 

@@ -80,11 +80,12 @@ class Learner:
         )
         self._pack: Pack | None = None
         """What goes through the model now."""
-        self.is_checkpointed = self.is_packed = self._is_planned = False
+        self.is_checkpointed = self.is_packed = False
         """Whether layers are computed again for their gradients, and whether rows lie end to end."""
         if isinstance(model, HfModel):
             self._save_memory(model)
-        self._copy = self._rounded_copy()
+        self.rounded_copy = self._rounded_copy()
+        """What it computes with in 16 bits, in place of the exact weights of a Hugging Face model."""
         if model.device.type != "cuda":
             self.plan_memory()
         self._threads = self.settings.threads or (1 if is_small(model) else None)
@@ -106,10 +107,7 @@ class Learner:
                 raise ConfigurationError(f"Model '{model.name}' cannot be trained with {name}=True; leave it None.")
 
     def plan_memory(self) -> None:
-        """Choose by the free memory of the GPU what the settings leave open, and announce the need; once."""
-        if self._is_planned:
-            return
-        self._is_planned = True
+        """Choose by the free memory of the GPU what the settings leave open, and announce the need."""
         self.settings = planned(self.settings, self.model, self.model.device)
         if isinstance(self.model, HfModel) and self.settings.gradient_checkpointing:
             self.is_checkpointed = self.model.checkpoint_gradients()
@@ -127,7 +125,8 @@ class Learner:
         if not samples:
             raise TrainingError("There are no samples to learn from.")
         began = self._clock()
-        self.plan_memory()
+        if None in (self.settings.max_batch_tokens, self.settings.gradient_checkpointing):
+            self.plan_memory()
         rows = [Row.of(sample, self.model) for sample in samples]
         parts = min(self.settings.minibatches, len(rows))
         if sampled is not None:
@@ -203,10 +202,10 @@ class Learner:
         return self.model.trainable()
 
     def _rounded_copy(self) -> RoundedCopy | None:
-        """What it computes with in 16 bits, in place of the exact weights."""
-        if self.settings.precision != "bf16" or not isinstance(self.model, HfModel):
+        """With adapters there is none: what is beneath does not change."""
+        if self.settings.precision != "bf16" or not isinstance(self.model, HfModel) or self.model.has_adapters:
             return None
-        return self.model.keep_rounded(torch.bfloat16)
+        return RoundedCopy(self.model.network, torch.bfloat16)
 
     def _clip_gradients(self) -> Tensor:
         """Shorten the gradients to `max_grad_norm`; how long they were."""
@@ -279,11 +278,11 @@ class Learner:
 
     def _rounded(self) -> AbstractContextManager[None]:
         """In 16 bits, compute with the numbers that the engine got: the nearest ones would not show small steps."""
-        if self._copy is None:
+        if self.rounded_copy is None:
             return nullcontext()
         # Published with the chance of their version; what an update makes in between is never published.
         between = f"/{self._steps_of_update}" if self._steps_of_update else ""
-        return self._copy.in_use(f"{self.settings.seed or 0}/{self.version}{between}")
+        return self.rounded_copy.in_use(f"{self.settings.seed or 0}/{self.version}{between}")
 
     def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
         most = self.settings.max_batch_tokens or SMALL_BATCH

@@ -115,10 +115,12 @@ class Policy:
         self._running.append(engine)
 
     def plan_memory(self) -> None:
-        """Have the learner choose by the memory that is free beside the engine; it logs what it needs."""
+        """Have a learner choose by the memory that is free beside the engine; several processes have done so."""
+        from agentlightning.algorithm.grpo.learner import Learner
+
         # An engine that sleeps has memory now that will be free for learning: the first update asks then.
-        if not getattr(self._choice, "sleep", False) and self.settings.processes == 1:
-            self.learner.plan_memory()
+        if not getattr(self._choice, "sleep", False) and isinstance(self._learner, Learner):
+            self._learner.plan_memory()
 
     def load(self) -> None:
         """Load the model, and make its learner; several processes train a model in the computer's memory."""
@@ -176,7 +178,8 @@ class Policy:
         from agentlightning.engine.weights import PublishedWeights
 
         began = time.perf_counter()
-        weights = PublishedWeights(self.model, seed=self.settings.seed or 0, version=self.version)
+        seed, copy = self.settings.seed or 0, self.learner.rounded_copy
+        weights = PublishedWeights(self.model, seed=seed, version=self.version, copy=copy)
         await asyncio.to_thread(self.engine.publish, self.version, weights)
         return {"seconds/publishing": time.perf_counter() - began}
 

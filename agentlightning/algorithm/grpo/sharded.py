@@ -51,6 +51,8 @@ _MEMORY: Final = Path("/dev/shm")
 class ShardedLearner:
     """Trains one Hugging Face model in place; `start` it and `stop` it."""
 
+    rounded_copy: Final = None
+
     def __init__(
         self, model: CausalModel, settings: LearnerSettings, *, source: str, device: str, lora: LoraOptions | None
     ) -> None:
@@ -83,7 +85,7 @@ class ShardedLearner:
 
     def start(self) -> None:
         """Start the processes; returns when they have the model. TrainingError with the last lines of one that ends."""
-        self.plan_memory()
+        self.settings = planned(self.settings, self.model, torch.device(self._device))
         weights = parameters_of(self.model)
         needed = sum(weight.nbytes for weight in weights.values())
         # A learner's state has less than four numbers for each weight that is trained.
@@ -106,10 +108,6 @@ class ShardedLearner:
             if isinstance(error, OSError):
                 raise TrainingError(f"The learner's processes cannot be started: {error}") from error
             raise
-
-    def plan_memory(self) -> None:
-        """Choose for all processes what the settings leave open; `start` does, before they take memory."""
-        self.settings = planned(self.settings, self.model, torch.device(self._device))
 
     def stop(self) -> None:
         """End the processes, whatever they do; harmless if there are none."""

@@ -68,7 +68,6 @@ class TinyModel(nn.Module):
     """A decoder-only transformer; a `CausalModel`."""
 
     shares_prefixes = False
-    rounded_copy: None = None
 
     def __init__(self, shape: TinyShape | None = None, *, name: str = "tiny") -> None:
         super().__init__()

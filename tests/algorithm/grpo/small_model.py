@@ -13,7 +13,6 @@ class SmallModel(nn.Module):
     vocab_size = 11
     max_length = 64
     end_ids = frozenset([10])
-    rounded_copy = None
 
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()

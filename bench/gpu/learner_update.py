@@ -46,7 +46,8 @@ def main() -> None:
     for rows, precision, turn in cases:
         for name, place in checkouts.items():
             what = {"rows": rows, "precision": precision, **fixed}
-            results.add(options.results, FIGURE, checkout=name, turn=turn, **what, **in_process(place, what))
+            found = in_process(Path(place).resolve(), what)
+            results.add(options.results, FIGURE, checkout=name, turn=turn, **what, **found)
 
 
 def arguments() -> argparse.Namespace:
@@ -69,10 +70,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def in_process(place: str, what: dict[str, Any]) -> dict[str, Any]:
+def in_process(place: Path, what: dict[str, Any]) -> dict[str, Any]:
     """The figures of one checkout, or why there are none."""
-    path = os.pathsep.join([str(Path(place).resolve()), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(HERE), "--measured", json.dumps(what)]
+    path = os.pathsep.join([str(place), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE), "--measured", json.dumps({**what, "place": str(place)})]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"not_run": "\n".join(done.stderr.splitlines()[-8:])}
@@ -91,6 +92,8 @@ def measured(what: dict[str, Any]) -> dict[str, Any]:
     from agentlightning.algorithm.grpo.settings import LearnerSettings
     from agentlightning.engine import hf_kernels
 
+    if not Path(agentlightning.__file__).is_relative_to(what["place"]):
+        raise SystemExit(f"There is no package in '{what['place']}'.")
     if what["plain_norms"]:
         hf_kernels.fuse_norms = lambda network: None
     device = torch.device(what["device"])
@@ -116,7 +119,6 @@ def measured(what: dict[str, Any]) -> dict[str, Any]:
         "is_checkpointed": learner.is_checkpointed,
         "is_packed": learner.is_packed,
         "max_batch_tokens": learner.settings.max_batch_tokens,
-        "package": str(Path(agentlightning.__file__).parent),
         **profiled(learner, samples),
     }
 

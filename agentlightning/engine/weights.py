@@ -8,6 +8,11 @@ still while the learner's move. So a number goes to one of its two neighbours by
 which makes the mean right. Chance follows from the seed, the version and the name of the weight: whoever reads a
 version on the same kind of device, and a run that is resumed, finds the same numbers.
 
+A learner in 16 bits computes with the numbers that are published. `RoundedCopy` holds them: it rounds when the weights
+have changed, so once for a step of the optimiser, however often they are multiplied in it. A pass through the model
+finds the copy in place of the exact weights. The gradients that the copy gets are those of the exact weights, and are
+added up there, in 32 bits.
+
 On one GPU, weights travel in memory that the trainer shares with the engine: one block, which is the copy of 16 bits
 that the learner computes with where there is one. The trainer writes where each weight lies into a small JSON file, and
 names that file to the engine in place of one with the weights themselves. The block is made and shared once, and filled
@@ -22,6 +27,8 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -29,7 +36,8 @@ import safetensors
 import safetensors.torch
 import torch
 from pydantic import BaseModel, NonNegativeInt, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
 
 from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.private_files import bring_to_disk
@@ -37,7 +45,6 @@ from agentlightning.utils.private_files import bring_to_disk
 if TYPE_CHECKING:
     from agentlightning.engine.lora import AdapterWeights
     from agentlightning.engine.model import CausalModel
-    from agentlightning.engine.rounded_copy import RoundedCopy
 
 DESCRIPTION_SUFFIX: Final = ".shared.json"
 _ALIGNMENT: Final = 256
@@ -75,8 +82,7 @@ def copy_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> No
     """Copy tensors over a model's own; InvalidRequest, and nothing changed, when names or shapes are not the same."""
     check_shapes(tensors, {name: weight.shape for name, weight in own.items()})
     with torch.no_grad():
-        for name, weight in own.items():
-            weight.copy_(tensors[name])
+        torch._foreach_copy_(list(own.values()), [tensors[name] for name in own])
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
@@ -305,3 +311,77 @@ def _opened(handle: list[int | bool | str], device: torch.device) -> Tensor:
     _, *rest = [base64.b64decode(one) if isinstance(one, str) else one for one in handle]
     storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *rest)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+# ---------------------------------------------------------------------- what a learner computes with
+
+
+class RoundedCopy:
+    """All weights of one model in 16 bits; its parameters stay the same objects."""
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        """Take the memory.
+
+        Args:
+            network: All of its weights are rounded.
+            dtype: Of products. Weights that are not multiplied keep theirs, with values that this one can hold.
+        """
+        self.dtype = dtype
+        self._exact = dict(network.named_parameters())
+        shapes = {name: tuple(exact.shape) for name, exact in self._exact.items()}
+        self._block = WeightsBlock(shapes, dtype, next(network.parameters()).device)
+        names = {exact: name for name, exact in self._exact.items()}
+        self._places: list[tuple[dict[str, Parameter | None], str, Parameter, Parameter]] = []
+        """Where modules have their weights: the exact one, and the rounded one."""
+        self._widened: dict[str, Tensor] = {}
+        """Those that are not multiplied."""
+        for module in network.modules():
+            for key, exact in module._parameters.items():
+                if exact is not None:
+                    memory = self._block.tensors[names[exact]]
+                    if not isinstance(module, nn.Linear):
+                        memory = self._widened.setdefault(names[exact], torch.empty_like(exact))
+                    rounded = Parameter(memory, requires_grad=exact.requires_grad)
+                    if rounded.requires_grad:
+                        hook = partial(_add_gradient, exact)
+                        rounded.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # not annotated
+                    self._places.append((module._parameters, key, exact, rounded))
+        self._rounded_from: object = None
+        """The chance and the state of the exact weights."""
+
+    def rounded(self, chance: str) -> WeightsBlock:
+        """The copy in its own dtype; made anew if the weights have changed since, or the chance is another.
+
+        Args:
+            chance: Without the names of the weights.
+        """
+        # An optimiser may write past torch's count of changes; a learner gives each step its own chance.
+        state = chance, [(exact.data_ptr(), exact._version) for exact in self._exact.values()]
+        if state != self._rounded_from:
+            self._rounded_from = None
+            self._block.fill(rounded_parts(self._exact.items(), self.dtype, chance))
+            if self._widened:
+                torch._foreach_copy_(
+                    list(self._widened.values()), [self._block.tensors[name] for name in self._widened]
+                )
+            self._rounded_from = state
+        return self._block
+
+    @contextmanager
+    def in_use(self, chance: str) -> Iterator[None]:
+        """The model computes with the copy, and the exact weights get its gradients."""
+        self.rounded(chance)
+        for parameters, key, _, rounded in self._places:
+            parameters[key] = rounded
+        try:
+            yield
+        finally:
+            for parameters, key, exact, _ in self._places:
+                parameters[key] = exact
+
+
+def _add_gradient(exact: Parameter, rounded: Tensor) -> None:
+    """Give a gradient to the exact weight, as soon as it is there: the copy keeps none."""
+    gradient, rounded.grad = rounded.grad, None
+    assert gradient is not None
+    exact.grad = gradient.to(exact.dtype) if exact.grad is None else exact.grad.add_(gradient)

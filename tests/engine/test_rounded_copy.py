@@ -13,12 +13,11 @@ from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.packing import Row  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
-from agentlightning.engine import rounded_copy  # noqa: E402
+from agentlightning.engine import weights  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.model import logits_of  # noqa: E402
-from agentlightning.engine.rounded_copy import RoundedCopy  # noqa: E402
-from agentlightning.engine.weights import PublishedWeights, rounded_parts  # noqa: E402
+from agentlightning.engine.weights import PublishedWeights, RoundedCopy, rounded_parts  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BF16 = torch.bfloat16
@@ -61,7 +60,7 @@ def roundings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(chance)
         return rounded_parts(tensors, dtype, chance)
 
-    monkeypatch.setattr(rounded_copy, "rounded_parts", counted)
+    monkeypatch.setattr(weights, "rounded_parts", counted)
     return found
 
 

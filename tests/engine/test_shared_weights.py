@@ -13,11 +13,11 @@ pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.embedded import EngineServer  # noqa: E402
-from agentlightning.engine.rounded_copy import RoundedCopy  # noqa: E402
 from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.engine.weights import (  # noqa: E402
     PublishedWeights,  # after the check for torch
+    RoundedCopy,
     SharedReader,
     WeightsBlock,
     gpu_of,

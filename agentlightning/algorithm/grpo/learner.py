@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from agentlightning.algorithm.grpo.memory import SMALL_BATCH, planned, remedies
 from agentlightning.algorithm.grpo.objective import (
     ChosenTokens,
     Loss,
@@ -27,13 +26,13 @@ from agentlightning.algorithm.grpo.objective import (
     sequence_coefficients,
 )
 from agentlightning.algorithm.grpo.optimiser import AdamW
-from agentlightning.algorithm.grpo.packing import Pack, Row, packs
+from agentlightning.algorithm.grpo.packing import SMALL_BATCH, Pack, Row, packs, planned, remedies
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs, token_logprobs
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
-from agentlightning.engine.rounded_copy import RoundedCopy
+from agentlightning.engine.weights import RoundedCopy
 from agentlightning.errors import ConfigurationError, TrainingError
 
 

@@ -24,8 +24,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from agentlightning.algorithm.grpo.memory import planned
-from agentlightning.algorithm.grpo.packing import Row
+from agentlightning.algorithm.grpo.packing import Row, planned
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.sharded_rank import (

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the learner needs torch")
 transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
-from agentlightning.algorithm.grpo.memory import planned  # noqa: E402
+from agentlightning.algorithm.grpo.packing import planned  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402

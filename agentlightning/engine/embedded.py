@@ -105,7 +105,6 @@ class EngineServer:
         self._shares_gpu = True
         """Until sharing GPU memory with the child fails."""
         self._block: WeightsBlock | None = None
-        """For weights that the learner has in other numbers."""
         self._child = ChildProgram("The engine's process", stop_seconds=10.0)
         self._folders: list[Path] = []
         """For weights under way: in memory where that can be, and on the disk for those that memory has no room for."""
@@ -203,18 +202,15 @@ class EngineServer:
         """Publish in memory of the child's GPU, where the weights are there too; False if they travel as a file."""
         import torch
 
-        from agentlightning.engine.weights import DESCRIPTION_SUFFIX, WeightsBlock, gpu_of
+        from agentlightning.engine.weights import DESCRIPTION_SUFFIX, gpu_of
 
         gpu = self._served["gpu"]
         if not self._shares_gpu or gpu is None or gpu_of(weights.device) != gpu:
             return False
         dtype = getattr(torch, self._served["dtype"])
         try:
-            block = weights.block(dtype)
-            if block is None:
-                block = self._block = self._block or WeightsBlock(weights.shapes, dtype, weights.device)
-                block.fill(weights.parts(dtype))
-            self._announce(version, self._folders[0], DESCRIPTION_SUFFIX, block.describe)
+            self._block = weights.block(dtype, self._block)
+            self._announce(version, self._folders[0], DESCRIPTION_SUFFIX, self._block.describe)
         except (RuntimeError, EngineError) as error:  # no room, or an allocator whose memory cannot be shared
             logger.warning("Weights travel to the engine as a file, since it shares no GPU memory: %s", error)
             self._shares_gpu, self._block = False, None

@@ -73,8 +73,9 @@ def _listed(names: set[str]) -> str:
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """InvalidRequest for values that are not finite numbers."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float32).item()):
+    sums = {name: tensor.sum(dtype=torch.float32) for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for name, total in zip(sums, torch.stack(list(sums.values())).tolist(), strict=True):  # a GPU is waited for once
+        if not math.isfinite(total):
             raise InvalidRequest(f"The weights '{name}' hold values that are not finite numbers.")
 
 
@@ -138,15 +139,17 @@ class PublishedWeights:
         """Where the tensors are."""
         return self._model.device
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors, by their names."""
-        return self._model.state_shapes()
+    def block(self, dtype: torch.dtype, own: WeightsBlock | None = None) -> WeightsBlock:
+        """All weights: the copy that the learner computes with or, without one in `dtype`, a block that is filled.
 
-    def block(self, dtype: torch.dtype) -> WeightsBlock | None:
-        """The copy that the learner computes with, which has these weights; None where it has none in `dtype`."""
-        copy = self._copy
-        return copy.rounded(self._chance) if copy is not None and copy.dtype == dtype else None
+        Args:
+            own: What was returned before; a new one otherwise.
+        """
+        if self._copy is not None and self._copy.dtype == dtype:
+            return self._copy.rounded(self._chance)
+        block = own or WeightsBlock(self._model.state_shapes(), dtype, self._model.device)
+        block.fill(self.parts(dtype))
+        return block
 
     def parts(self, dtype: torch.dtype) -> Iterator[Mapping[str, Tensor]]:
         """Every weight under its name in the checkpoint, on the learner's device, some of them at a time.
@@ -154,8 +157,9 @@ class PublishedWeights:
         A weight that `dtype` cannot hold exactly is rounded by chance. Adapters are merged in 32 bits before that.
         Weights that are tied have one name. What is yielded may be the learner's own memory.
         """
-        block = self.block(dtype)
-        return rounded_parts(self._model.weights(), dtype, self._chance) if block is None else iter([block.tensors])
+        if self._copy is not None and self._copy.dtype == dtype:
+            return iter([self._copy.rounded(self._chance).tensors])
+        return rounded_parts(self._model.weights(), dtype, self._chance)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """All of `parts`, one after the other."""
@@ -335,17 +339,17 @@ class RoundedCopy:
         """Where modules have their weights: the exact one, and the rounded one."""
         self._widened: dict[str, Tensor] = {}
         """Those that are not multiplied."""
-        for module in network.modules():
-            for key, exact in module._parameters.items():
-                if exact is not None:
-                    memory = self._block.tensors[names[exact]]
-                    if not isinstance(module, nn.Linear):
-                        memory = self._widened.setdefault(names[exact], torch.empty_like(exact))
-                    rounded = Parameter(memory, requires_grad=exact.requires_grad)
-                    if rounded.requires_grad:
-                        hook = partial(_add_gradient, exact)
-                        rounded.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # not annotated
-                    self._places.append((module._parameters, key, exact, rounded))
+        places = [(module, key, exact) for module in network.modules() for key, exact in module._parameters.items()]
+        for module, key, exact in places:
+            if exact is None:
+                continue
+            memory = self._block.tensors[names[exact]]
+            if not isinstance(module, nn.Linear):
+                memory = self._widened.setdefault(names[exact], torch.empty_like(exact))
+            rounded = Parameter(memory, requires_grad=exact.requires_grad)
+            if rounded.requires_grad:
+                rounded.register_post_accumulate_grad_hook(partial(_add_gradient, exact))  # type: ignore[no-untyped-call]
+            self._places.append((module._parameters, key, exact, rounded))
         self._rounded_from: object = None
         """The chance and the state of the exact weights."""
 

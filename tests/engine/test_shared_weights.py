@@ -118,6 +118,7 @@ def test_the_engine_gets_the_copy_that_the_learner_computes_with(tmp_path: Path,
     folder = str(save_small_llama(tmp_path / "llama", word_tokenizer(), dtype="bfloat16"))
     model: Any = load(folder, device=device, dtype="float32")[0]
     copy = RoundedCopy(model.network, torch.bfloat16)
+    torch.manual_seed(0)
     with torch.no_grad():
         for weight in model.trainable().values():
             weight.add_(0.3 * torch.randn_like(weight))

@@ -155,13 +155,14 @@ class Learner:
         metrics = self._combined(figures).metrics()
         if sample:
             metrics["learner/update_kl"] = float(divergence(torch.cat(after) - torch.cat(before)).mean())
-        metrics["learner/max_batch_tokens"] = float(self.settings.max_batch_tokens or SMALL_BATCH)
-        metrics["learner/checkpointed"] = float(self.is_checkpointed)
-        metrics["learner/samples"] = len(rows)
-        metrics["learner/recomputed"] = sum(row.engine_logprobs is None for row in rows)
-        metrics["learner/learning_rate"] = self._learning_rate(self.steps - 1)
-        metrics["learner/seconds"] = self._clock() - began
-        return metrics
+        return metrics | {
+            "learner/samples": len(rows),
+            "learner/recomputed": sum(row.engine_logprobs is None for row in rows),
+            "learner/learning_rate": self._learning_rate(self.steps - 1),
+            "learner/max_batch_tokens": float(self.settings.max_batch_tokens or SMALL_BATCH),
+            "learner/checkpointed": float(self.is_checkpointed),
+            "learner/seconds": self._clock() - began,
+        }
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, beside the weights; a copy, on the CPU."""

@@ -213,6 +213,22 @@ def test_a_step_is_split_into_rollouts_learning_and_publishing(in_miniature: tup
 
 
 @pytest.mark.models
+def test_an_update_is_measured_in_each_checkout(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="Hugging Face models need the extras train and hf")
+    options = ("--shape", "miniature", "--device", "cpu", "--rows", "4x10", "--precision", "bf16", "--rounds", "1")
+    checkouts = ("--checkout", f"one={BENCH.parent}", "--checkout", f"none={tmp_path}")
+    lines = run_script(
+        tmp_path, GPU / "learner_update.py", *options, *checkouts, "--results", str(tmp_path / "results.jsonl")
+    )
+
+    one, none = lines
+    assert f"no package in '{tmp_path}'" in none["not_run"]
+    assert (one["checkout"], one["max_batch_tokens"], one["launches"]) == ("one", 4096, 0)
+    assert one["seconds"] > 0
+    assert one["operations"] > 100
+
+
+@pytest.mark.models
 def test_a_curve_has_the_rewards_of_every_step_and_those_of_validation(
     in_miniature: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from agentlightning.engine.base import EngineChoice
-    from agentlightning.engine.weights import PublishedWeights, SharedBlock
+    from agentlightning.engine.weights import PublishedWeights, WeightsBlock
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class EngineServer:
         """What the child wrote when it was ready."""
         self._shares_gpu = True
         """Until sharing GPU memory with the child fails."""
-        self._block: SharedBlock | None = None
+        self._block: WeightsBlock | None = None
         self._child = ChildProgram("The engine's process", stop_seconds=10.0)
         self._folders: list[Path] = []
         """For weights under way: in memory where that can be, and on the disk for those that memory has no room for."""
@@ -293,15 +293,14 @@ class EngineServer:
         """Publish in memory of the child's GPU, where the weights are there too; False if they travel as a file."""
         import torch
 
-        from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedBlock, gpu_of
+        from agentlightning.engine.weights import DESCRIPTION_SUFFIX, gpu_of
 
         gpu = self._served["gpu"]
         if not self._shares_gpu or gpu is None or gpu_of(weights.device) != gpu:
             return False
+        dtype = getattr(torch, self._served["dtype"])
         try:
-            if self._block is None:
-                self._block = SharedBlock(weights.shapes, getattr(torch, self._served["dtype"]), weights.device)
-            self._block.fill(weights.tensors(self._block.dtype))
+            self._block = weights.block(dtype, self._block)
             self._announce(version, self._folders[0], DESCRIPTION_SUFFIX, self._block.describe)
         except (RuntimeError, EngineError) as error:  # no room, or an allocator whose memory cannot be shared
             logger.warning("Weights travel to the engine as a file, since it shares no GPU memory: %s", error)

@@ -8,7 +8,7 @@ import functools
 import importlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -49,13 +49,14 @@ class HfModel:
             self.max_length = min(self.max_length, int(window))
         self.end_ids = end_ids
         self._layers = int(config.num_hidden_layers)
+        if network.device.type == "cuda":  # elsewhere it would be no faster
+            hf_kernels.fuse_norms(network)
         self.network = network if lora is None else _with_adapters(network, lora)
         self.has_adapters = lora is not None
         self._plain = network
         """Without peft's cover; with adapters, its layers are those that have them."""
         self._has_plain_head = _has_plain_head(network)
         self._graphs = hf_kernels.CudaGraphs(self.device)
-        self._rounded_head: Callable[[nn.Module, Tensor], Tensor] | None = None
         self.train_mode(enabled=False)
 
     @property
@@ -70,8 +71,6 @@ class HfModel:
 
     def new_cache(self, slots: int, length: int) -> SlotCache:
         self._graphs.forget()
-        if self._graphs.is_enabled:
-            hf_kernels.fuse_norms(self._plain)
         hf_kernels.use_groups(self._plain)
         return SlotCache(slots, length, layers=self._layers)
 
@@ -149,8 +148,7 @@ class HfModel:
         """The output embeddings; None where the model scales its logits, adds to them, or has adapters there."""
         if not self._is_head_apart():
             return None
-        last = self._plain.get_output_embeddings()
-        return cast("Tensor", last.weight if self._rounded_head is None else self._rounded_head(last, last.weight))
+        return cast("Tensor", self._plain.get_output_embeddings().weight)
 
     def _is_head_apart(self) -> bool:
         last = self._plain.get_output_embeddings()
@@ -205,41 +203,6 @@ class HfModel:
             logger.info("Rows of model '%s' are padded, for packed ones give other results.", self.name)
         self._plain.set_attn_implementation(before)
         return False
-
-    @contextmanager
-    def rounded(self, dtype: torch.dtype, seed: str) -> Iterator[None]:
-        """Compute with the weights as `PublishedWeights` rounds them; their gradients are those of the exact ones.
-
-        A layer's weights are rounded when it computes, so that they take no memory where layers are computed again.
-
-        Args:
-            dtype: Of products; weights that are not multiplied so keep theirs, with values that this one can hold.
-            seed: Without the names of the weights.
-        """
-        names = {parameter: f"{seed}/{name}" for name, parameter in self._plain.named_parameters()}
-        exact: dict[nn.Module, dict[str, nn.Parameter | None]] = {}
-
-        def short(layer: nn.Module, weight: Tensor) -> Any:
-            width = dtype if isinstance(layer, nn.Linear) else weight.dtype
-            return _RoundedByChance.apply(weight, dtype, width, names[cast("nn.Parameter", weight)])  # type: ignore[no-untyped-call]
-
-        def swap(layer: nn.Module, *_: object) -> None:
-            exact[layer] = dict(layer._parameters)
-            layer._parameters.update({key: short(layer, one) for key, one in exact[layer].items() if one is not None})
-
-        def restore(layer: nn.Module, *_: object) -> None:
-            layer._parameters.update(exact.pop(layer))
-
-        owners = [layer for layer in self._plain.modules() if layer._parameters]
-        hooks = [layer.register_forward_pre_hook(swap) for layer in owners]
-        hooks += [layer.register_forward_hook(restore, always_call=True) for layer in owners]
-        self._rounded_head = short
-        try:
-            yield
-        finally:
-            self._rounded_head = None
-            for hook in hooks:
-                hook.remove()
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
@@ -312,18 +275,6 @@ class HfModel:
             noted = json.loads(config.read_text(encoding="utf-8"))
             noted |= {name: "float32" for name in ("dtype", "torch_dtype") if name in noted}
             config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-class _RoundedByChance(torch.autograd.Function):
-    """`round_by_chance`, with the gradient of what is as exact as it was."""
-
-    @staticmethod
-    def forward(ctx: object, weight: Tensor, dtype: torch.dtype, width: torch.dtype, seed: str) -> Tensor:
-        return round_by_chance(weight, dtype, seed=seed).to(width)
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return gradient, None, None, None
 
 
 def load_hf(

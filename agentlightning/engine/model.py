@@ -70,7 +70,6 @@ class CausalModel(Protocol):
 
     @property
     def dtype(self) -> dtype: ...
-
     def new_cache(self, slots: int, length: int) -> Any:
         """Room for `slots` sequences of at most `length` tokens."""
         ...

@@ -8,11 +8,16 @@ still while the learner's move. So a number goes to one of its two neighbours by
 which makes the mean right. Chance follows from the seed, the version and the name of the weight: whoever reads a
 version on the same kind of device, and a run that is resumed, finds the same numbers.
 
-On one GPU, weights travel in memory that the trainer shares with the engine. The trainer copies every weight into one
-block, writes where each lies into a small JSON file, and names that file to the engine in place of one with the weights
-themselves. The block is made and shared once, and filled anew for every version: the engine has copied one version
-before it says so. torch passes such memory between processes as pickles, which can run code; here the handles are plain
-numbers and bytes.
+A learner in 16 bits computes with the numbers that are published. `RoundedCopy` holds them: it rounds when the weights
+have changed, so once for a step of the optimiser, however often they are multiplied in it. A pass through the model
+finds the copy in place of the exact weights. The gradients that the copy gets are those of the exact weights, and are
+added up there, in 32 bits.
+
+On one GPU, weights travel in memory that the trainer shares with the engine: one block, which is the copy of 16 bits
+that the learner computes with where there is one. The trainer writes where each weight lies into a small JSON file, and
+names that file to the engine in place of one with the weights themselves. The block is made and shared once, and filled
+anew for every version: the engine has copied one version before it says so. torch passes such memory between processes
+as pickles, which can run code; here the handles are plain numbers and bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -29,7 +36,8 @@ import safetensors
 import safetensors.torch
 import torch
 from pydantic import BaseModel, NonNegativeInt, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
 
 from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.private_files import bring_to_disk
@@ -42,8 +50,8 @@ _ALIGNMENT: Final = 256
 """Bytes; where a weight begins in shared memory, so that any number may lie there."""
 _NAMED: Final = 3
 """Names that an error lists, of those that do not fit."""
-_PIECE: Final = 1 << 22
-"""Numbers that are rounded at once: the memory for it does not grow with the tensor."""
+_PIECE: Final = 1 << 23
+"""Numbers that are rounded at once: the memory for it does not grow with the model, nor the starts of kernels much."""
 
 
 def check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -64,8 +72,9 @@ def _listed(names: set[str]) -> str:
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """InvalidRequest for values that are not finite numbers."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float32).item()):
+    sums = {name: tensor.sum(dtype=torch.float32) for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for name, total in zip(sums, torch.stack(list(sums.values())).tolist(), strict=True):  # a GPU is waited for once
+        if not math.isfinite(total):
             raise InvalidRequest(f"The weights '{name}' hold values that are not finite numbers.")
 
 
@@ -73,8 +82,7 @@ def copy_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> No
     """Copy tensors over a model's own; InvalidRequest, and nothing changed, when names or shapes are not the same."""
     check_shapes(tensors, {name: weight.shape for name, weight in own.items()})
     with torch.no_grad():
-        for name, weight in own.items():
-            weight.copy_(tensors[name])
+        torch._foreach_copy_(list(own.values()), [tensors[name] for name in own])
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
@@ -114,14 +122,15 @@ def read_weights(path: Path, device: torch.device | None = None) -> dict[str, Te
 class PublishedWeights:
     """The weights of this moment; read them before the next update."""
 
-    def __init__(self, model: CausalModel, *, seed: int, version: int = 0) -> None:
+    def __init__(self, model: CausalModel, *, seed: int, version: int = 0, copy: RoundedCopy | None = None) -> None:
         """Nothing is computed before it is read.
 
         Args:
             seed: Of the rounding.
             version: Of the weights; another one is rounded by another chance.
+            copy: What the learner computes with, if it rounds the weights by this chance itself.
         """
-        self._model = model
+        self._model, self._copy = model, copy
         self._chance = f"{seed}/{version}"
 
     @property
@@ -129,23 +138,57 @@ class PublishedWeights:
         """Where the tensors are."""
         return self._model.device
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors, by their names."""
-        return self._model.state_shapes()
+    def block(self, dtype: torch.dtype, own: WeightsBlock | None = None) -> WeightsBlock:
+        """All weights: the copy that the learner computes with or, without one in `dtype`, a block that is filled.
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its name in the checkpoint, on the learner's device, one after the other.
+        Args:
+            own: What was returned before; a new one otherwise.
+        """
+        if self._copy is not None and self._copy.dtype == dtype:
+            return self._copy.rounded(self._chance)
+        block = own or WeightsBlock(self._model.state_shapes(), dtype, self._model.device)
+        block.fill(self.parts(dtype))
+        return block
+
+    def parts(self, dtype: torch.dtype) -> Iterator[Mapping[str, Tensor]]:
+        """Every weight under its name in the checkpoint, on the learner's device, some of them at a time.
 
         A weight that `dtype` cannot hold exactly is rounded by chance. Adapters are merged in 32 bits before that.
         Weights that are tied have one name. What is yielded may be the learner's own memory.
         """
-        for name, tensor in self._model.weights():
-            yield name, round_by_chance(tensor, dtype, seed=f"{self._chance}/{name}")
+        if self._copy is not None and self._copy.dtype == dtype:
+            return iter([self._copy.rounded(self._chance).tensors])
+        return rounded_parts(self._model.weights(), dtype, self._chance)
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """All of `parts`, one after the other."""
+        for part in self.parts(dtype):
+            yield from part.items()
 
     def adapters(self) -> AdapterWeights | None:
         """The adapters alone, for an engine that serves them beside the base; None where the weights are trained."""
         return self._model.adapters()
+
+
+def rounded_parts(
+    tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, chance: str
+) -> Iterator[dict[str, Tensor]]:
+    """Tensors cast by `round_by_chance`, as many together as it rounds at once; the same ones always alike."""
+    part: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        if part and sum(one.numel() for one in part.values()) + tensor.numel() > _PIECE:
+            yield _rounded_part(part, dtype, chance)
+            part = {}
+        part[name] = tensor.detach()
+    if part:
+        yield _rounded_part(part, dtype, chance)
+
+
+def _rounded_part(part: Mapping[str, Tensor], dtype: torch.dtype, chance: str) -> dict[str, Tensor]:
+    flat = [tensor.reshape(-1) for tensor in part.values()]
+    rounded = round_by_chance(torch.cat(flat) if len(flat) > 1 else flat[0], dtype, seed=f"{chance}/{next(iter(part))}")
+    pieces = torch.split(rounded, [len(one) for one in flat])
+    return {name: piece.view(part[name].shape) for name, piece in zip(part, pieces, strict=True)}
 
 
 def round_by_chance(tensor: Tensor, dtype: torch.dtype, *, seed: str) -> Tensor:
@@ -172,14 +215,13 @@ def _rounded(exact: Tensor, target: torch.finfo, chance: torch.Generator) -> Ten
     steps.mul_(target.eps).clamp_(min=target.smallest_normal * target.eps)  # to the next number, at each number
     scaled = exact / steps
     lower = scaled.floor()
-    draws = torch.rand(exact.shape, generator=chance, device=exact.device)
-    lower += draws < scaled.sub_(lower)
+    lower += torch.rand(exact.shape, generator=chance, device=exact.device) < scaled.sub_(lower)
     rounded = lower.mul_(steps).clamp_(target.min, target.max)
     # What would come after the largest number; infinite where 32 bits cannot hold it.
     end = math.ldexp(1.0, math.frexp(target.max)[1])
     limit = end if end <= torch.finfo(torch.float32).max else math.inf
-    size = exact.abs()
-    return torch.where((size > 0) & (size < limit), rounded, exact)
+    size = torch.abs(exact, out=scaled)
+    return torch.where((size > 0) & (size < limit), rounded, exact, out=steps)
 
 
 # ---------------------------------------------------------------------- shared GPU memory
@@ -196,17 +238,11 @@ class _Description(BaseModel):
     """Offset in bytes and shape of every weight."""
 
 
-class SharedBlock:
-    """The trainer's side."""
+class WeightsBlock:
+    """Memory for all weights of a model in one dtype, which on a GPU another process can map."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
-        """Take the memory; torch.OutOfMemoryError where there is not enough.
-
-        Args:
-            shapes: Of all weights, by name.
-            dtype: That all of them have.
-            device: A GPU.
-        """
+        """Take the memory; torch.OutOfMemoryError where there is not enough."""
         self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
         end = 0
         for name, shape in shapes.items():
@@ -215,18 +251,21 @@ class SharedBlock:
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.dtype = dtype
         self._block = torch.empty(end, dtype=torch.uint8, device=device)
-        shared = self._block.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]  # not annotated
-        self._handle = [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in shared]
+        self.tensors = {name: _part(self._block, *place, dtype) for name, place in self._places.items()}
+        """The weights, in this memory."""
+        self._handle: list[int | bool | str] = []
 
-    def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy all weights; returns when they are there."""
-        for name, tensor in tensors:
-            offset, shape = self._places[name]
-            _part(self._block, offset, shape, self.dtype).copy_(tensor)
-        torch.cuda.synchronize(self._block.device)
+    def fill(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        """Copy all weights, with few starts of kernels for each part."""
+        for part in parts:
+            torch._foreach_copy_([self.tensors[name] for name in part], list(part.values()))
 
     def describe(self, path: Path) -> None:
-        """Write the file that the engine reads."""
+        """Write the file that the engine reads, when all that was written into the block is there."""
+        if not self._handle:
+            shared = self._block.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]  # not annotated
+            self._handle = [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in shared]
+        torch.cuda.synchronize(self._block.device)
         described = _Description(
             gpu=str(gpu_of(self._block.device)),
             dtype=cast("Any", str(self.dtype).removeprefix("torch.")),
@@ -275,3 +314,77 @@ def _opened(handle: list[int | bool | str], device: torch.device) -> Tensor:
     _, *rest = [base64.b64decode(one) if isinstance(one, str) else one for one in handle]
     storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *rest)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+# ---------------------------------------------------------------------- what a learner computes with
+
+
+class RoundedCopy:
+    """All weights of one model in 16 bits; its parameters stay the same objects."""
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        """Take the memory.
+
+        Args:
+            network: All of its weights are rounded.
+            dtype: Of products. Weights that are not multiplied keep theirs, with values that this one can hold.
+        """
+        self.dtype = dtype
+        self._exact = dict(network.named_parameters())
+        shapes = {name: tuple(exact.shape) for name, exact in self._exact.items()}
+        self._block = WeightsBlock(shapes, dtype, next(network.parameters()).device)
+        names = {exact: name for name, exact in self._exact.items()}
+        self._places: list[tuple[dict[str, Parameter | None], str, Parameter, Parameter]] = []
+        """Where modules have their weights: the exact one, and the rounded one."""
+        self._widened: dict[str, Tensor] = {}
+        """Those that are not multiplied."""
+        places = [(module, key, exact) for module in network.modules() for key, exact in module._parameters.items()]
+        for module, key, exact in places:
+            if exact is None:
+                continue
+            memory = self._block.tensors[names[exact]]
+            if not isinstance(module, nn.Linear):
+                memory = self._widened.setdefault(names[exact], torch.empty_like(exact))
+            rounded = Parameter(memory, requires_grad=exact.requires_grad)
+            if rounded.requires_grad:
+                rounded.register_post_accumulate_grad_hook(partial(_add_gradient, exact))  # type: ignore[no-untyped-call]
+            self._places.append((module._parameters, key, exact, rounded))
+        self._rounded_from: object = None
+        """The chance and the state of the exact weights."""
+
+    def rounded(self, chance: str) -> WeightsBlock:
+        """The copy in its own dtype; made anew if the weights have changed since, or the chance is another.
+
+        Args:
+            chance: Without the names of the weights.
+        """
+        # An optimiser may write past torch's count of changes; a learner gives each step its own chance.
+        state = chance, [(exact.data_ptr(), exact._version) for exact in self._exact.values()]
+        if state != self._rounded_from:
+            self._rounded_from = None
+            self._block.fill(rounded_parts(self._exact.items(), self.dtype, chance))
+            if self._widened:
+                torch._foreach_copy_(
+                    list(self._widened.values()), [self._block.tensors[name] for name in self._widened]
+                )
+            self._rounded_from = state
+        return self._block
+
+    @contextmanager
+    def in_use(self, chance: str) -> Iterator[None]:
+        """The model computes with the copy, and the exact weights get its gradients."""
+        self.rounded(chance)
+        for parameters, key, _, rounded in self._places:
+            parameters[key] = rounded
+        try:
+            yield
+        finally:
+            for parameters, key, exact, _ in self._places:
+                parameters[key] = exact
+
+
+def _add_gradient(exact: Parameter, rounded: Tensor) -> None:
+    """Give a gradient to the exact weight, as soon as it is there: the copy keeps none."""
+    gradient, rounded.grad = rounded.grad, None
+    assert gradient is not None
+    exact.grad = gradient.to(exact.dtype) if exact.grad is None else exact.grad.add_(gradient)

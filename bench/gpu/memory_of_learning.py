@@ -29,9 +29,10 @@ import transformers
 
 from agentlightning.algorithm.grpo import learner as learner_module
 from agentlightning.algorithm.grpo.learner import Learner
-from agentlightning.algorithm.grpo.packing import CHUNK_BYTES, Pack, Row, TokenLogprobs, token_logprobs
+from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import CHUNK_BYTES, TokenLogprobs, token_logprobs
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import LoraOptions
 from agentlightning.errors import TrainingError

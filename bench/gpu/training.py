@@ -28,7 +28,8 @@ class Plan:
     group_size: int = 8
     learning_rate: float = 1e-5
     minibatches: int = 2
-    max_batch_tokens: int = 32768
+    max_batch_tokens: int | None = None
+    """None leaves it to the learner."""
     precision: str = "bf16"
     seed: int = 0
     device: str = "auto"
@@ -64,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser, *, precision: str = "bf16") -> 
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1e-5, help="learning rate (default: %(default)s)")
     parser.add_argument("--precision", default=precision, choices=["full", "bf16"], help="of the learner's arithmetic")
-    parser.add_argument("--max-batch-tokens", type=int, default=32768)
+    parser.add_argument("--max-batch-tokens", type=int, help="(default: the learner's own)")
     parser.add_argument("--runners", type=int, default=2, help="processes that run agents (default: %(default)s)")
 
 
@@ -136,7 +137,7 @@ def grpo_of(plan: Plan) -> Any:
         learning_rate=plan.learning_rate,
         precision=plan.precision,
         minibatches=plan.minibatches,
-        max_batch_tokens=plan.max_batch_tokens,
+        **({} if plan.max_batch_tokens is None else {"max_batch_tokens": plan.max_batch_tokens}),
         seed=plan.seed,
         # An earlier release lacks the newer choices, and does what they turn off in no case.
         **{name: value for name, value in plan.learning if name in known},

@@ -11,15 +11,18 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
+from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.embedded import EngineServer  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape, save_tiny  # noqa: E402
 from agentlightning.engine.weights import (  # noqa: E402
     PublishedWeights,  # after the check for torch
-    SharedBlock,
+    RoundedCopy,
     SharedReader,
+    WeightsBlock,
     gpu_of,
 )
 from agentlightning.errors import EngineError, InvalidRequest  # noqa: E402
+from tests.engine.small_llama import save_small_llama, word_tokenizer  # noqa: E402
 
 ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 on_a_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_A_GPU)])
@@ -88,7 +91,7 @@ def test_they_are_the_ones_that_a_file_would_bring(server: EngineServer, device:
 @pytest.mark.parametrize("change", ["beyond the block", "another handle", "cut handle"])
 def test_memory_that_cannot_be_read_is_refused(server: EngineServer, device: str, change: str, tmp_path: Path) -> None:
     where = torch.device(device, 0)
-    block = SharedBlock({"a": (2, 3)}, torch.float32, where)
+    block = WeightsBlock({"a": (2, 3)}, torch.float32, where)
     path = tmp_path / "weights.shared.json"
     block.describe(path)
     described = json.loads(path.read_text())
@@ -106,3 +109,25 @@ def test_memory_that_cannot_be_read_is_refused(server: EngineServer, device: str
         server._request("POST", "/agl/weights", {"version": 5, "path": str(mine)}, key=server._weights_key)
 
     assert server.status()["engine"]["weights_version"] == 0
+
+
+@on_a_gpu
+def test_the_engine_gets_the_copy_that_the_learner_computes_with(tmp_path: Path, device: str) -> None:
+    pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+    folder = str(save_small_llama(tmp_path / "llama", word_tokenizer(), dtype="bfloat16"))
+    model: Any = load(folder, device=device, dtype="float32")[0]
+    copy = RoundedCopy(model.network, torch.bfloat16)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.trainable().values():
+            weight.add_(0.3 * torch.randn_like(weight))
+    answers = []
+
+    with EngineServer(folder, device=device) as server:
+        before = answer(server)
+        for version, server._shares_gpu in ((1, True), (2, False)):
+            server.publish(version, PublishedWeights(model, seed=0, copy=copy))
+            answers.append(answer(server))
+            assert server._block is copy._block
+
+    assert answers[0] == answers[1] != before

@@ -6,7 +6,6 @@ finite stops the update with a TrainingError before the step is made; the steps 
 its own source of chance, which is part of its state, so a run that is resumed makes the steps it would have made.
 """
 
-import logging
 import random
 import time
 import traceback
@@ -27,15 +26,14 @@ from agentlightning.algorithm.grpo.objective import (
     sequence_coefficients,
 )
 from agentlightning.algorithm.grpo.optimiser import AdamW
-from agentlightning.algorithm.grpo.packing import CHUNK_BYTES, Pack, Row, TokenLogprobs, packs, token_logprobs
+from agentlightning.algorithm.grpo.packing import SMALL_BATCH, Pack, Row, packs, planned, remedies
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs, token_logprobs
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
+from agentlightning.engine.weights import RoundedCopy
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.utils.log_failures import announce
-
-logger = logging.getLogger(__name__)
 
 
 class Learner:
@@ -61,6 +59,8 @@ class Learner:
         """Updates made."""
         self.steps = 0
         """Steps of the optimiser made."""
+        self._steps_of_update = 0
+        """Those of the update under way."""
         default = 5e-4
         if isinstance(model, HfModel):
             default = 1e-5 if model.has_adapters else 1e-6
@@ -83,6 +83,10 @@ class Learner:
         """Whether layers are computed again for their gradients, and whether rows lie end to end."""
         if isinstance(model, HfModel):
             self._save_memory(model)
+        self.rounded_copy = self._rounded_copy()
+        """What it computes with in 16 bits, in place of the exact weights of a Hugging Face model."""
+        if model.device.type != "cuda":
+            self.plan_memory()
         self._threads = self.settings.threads or (1 if is_small(model) else None)
         self._order = random.Random(self.settings.seed or 0)
         self._reference: dict[str, Tensor] | None = None
@@ -92,8 +96,7 @@ class Learner:
     def _save_memory(self, model: HfModel) -> None:
         """Choose what computes the same with less memory; ConfigurationError if the model cannot do what is set."""
         settings, is_on_gpu = self.settings, model.device.type == "cuda"
-        if settings.gradient_checkpointing or (settings.gradient_checkpointing is None and is_on_gpu):
-            self.is_checkpointed = model.checkpoint_gradients()
+        self.is_checkpointed = bool(settings.gradient_checkpointing) and model.checkpoint_gradients()
         is_short = settings.precision == "bf16" or model.dtype.itemsize == 2
         if settings.packing or (settings.packing is None and is_on_gpu and is_short):
             with self._precision():
@@ -101,6 +104,12 @@ class Learner:
         for name, is_used in (("gradient_checkpointing", self.is_checkpointed), ("packing", self.is_packed)):
             if getattr(settings, name) and not is_used:
                 raise ConfigurationError(f"Model '{model.name}' cannot be trained with {name}=True; leave it None.")
+
+    def plan_memory(self) -> None:
+        """Choose by the free memory of the GPU what the settings leave open, and announce the need."""
+        self.settings = planned(self.settings, self.model, self.model.device)
+        if isinstance(self.model, HfModel) and self.settings.gradient_checkpointing:
+            self.is_checkpointed = self.model.checkpoint_gradients()
 
     def update(self, samples: Sequence[Sample], sampled: Sampled | None = None) -> dict[str, float]:
         """Learn from samples once; the metrics of it.
@@ -115,6 +124,8 @@ class Learner:
         if not samples:
             raise TrainingError("There are no samples to learn from.")
         began = self._clock()
+        if None in (self.settings.max_batch_tokens, self.settings.gradient_checkpointing):
+            self.plan_memory()
         rows = [Row.of(sample, self.model) for sample in samples]
         parts = min(self.settings.minibatches, len(rows))
         if sampled is not None:
@@ -131,22 +142,27 @@ class Learner:
                 for _ in range(self.settings.epochs):
                     for minibatch in self._minibatches(rows, parts):
                         self._step(minibatch, sampled, figures)
+                        self._steps_of_update += 1
+                self.version, self._steps_of_update = self.version + 1, 0
                 after = [logprobs for _, logprobs in self.evaluated(sample)]
             except torch.OutOfMemoryError as error:
                 traceback.clear_frames(error.__traceback__)  # which hold what was computed so far
                 raise TrainingError(self._shortage()) from error
             finally:
+                self._steps_of_update = 0
                 self._optimiser.forget_gradients()
                 self.model.train_mode(enabled=False)
-        self.version += 1
         metrics = self._combined(figures).metrics()
         if sample:
             metrics["learner/update_kl"] = float(divergence(torch.cat(after) - torch.cat(before)).mean())
-        metrics["learner/samples"] = len(rows)
-        metrics["learner/recomputed"] = sum(row.engine_logprobs is None for row in rows)
-        metrics["learner/learning_rate"] = self._learning_rate(self.steps - 1)
-        metrics["learner/seconds"] = self._clock() - began
-        return metrics
+        return metrics | {
+            "learner/samples": len(rows),
+            "learner/recomputed": sum(row.engine_logprobs is None for row in rows),
+            "learner/learning_rate": self._learning_rate(self.steps - 1),
+            "learner/max_batch_tokens": float(self.settings.max_batch_tokens or SMALL_BATCH),
+            "learner/checkpointed": float(self.is_checkpointed),
+            "learner/seconds": self._clock() - began,
+        }
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, beside the weights; a copy, on the CPU."""
@@ -184,6 +200,12 @@ class Learner:
     def _trainable(self) -> dict[str, Parameter]:
         """The weights that the optimiser changes here."""
         return self.model.trainable()
+
+    def _rounded_copy(self) -> RoundedCopy | None:
+        """With adapters there is none: what is beneath does not change."""
+        if self.settings.precision != "bf16" or not isinstance(self.model, HfModel) or self.model.has_adapters:
+            return None
+        return RoundedCopy(self.model.network, torch.bfloat16)
 
     def _clip_gradients(self) -> Tensor:
         """Shorten the gradients to `max_grad_norm`; how long they were."""
@@ -256,13 +278,15 @@ class Learner:
 
     def _rounded(self) -> AbstractContextManager[None]:
         """In 16 bits, compute with the numbers that the engine got: the nearest ones would not show small steps."""
-        model = self.model
-        if self.settings.precision != "bf16" or not isinstance(model, HfModel) or model.has_adapters:
+        if self.rounded_copy is None:
             return nullcontext()
-        return model.rounded(torch.bfloat16, f"{self.settings.seed or 0}/{self.version}")
+        # Published with the chance of their version; what an update makes in between is never published.
+        between = f"/{self._steps_of_update}" if self._steps_of_update else ""
+        return self.rounded_copy.in_use(f"{self.settings.seed or 0}/{self.version}{between}")
 
     def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
-        for pack in packs(rows, self.settings.max_batch_tokens, self.model.device, end_to_end=self.is_packed):
+        most = self.settings.max_batch_tokens or SMALL_BATCH
+        for pack in packs(rows, most, self.model.device, end_to_end=self.is_packed):
             self._pack = pack
             yield pack
         self._pack = None
@@ -271,7 +295,7 @@ class Learner:
         """What to say where the GPU's memory did not suffice."""
         where = f"The GPU's memory does not suffice for step {self.steps + 1} (update {self.version + 1})"
         has_adapters = isinstance(self.model, HfModel) and self.model.has_adapters
-        ways = _remedies(self.settings, has_adapters=has_adapters, is_checkpointed=self.is_checkpointed)
+        ways = remedies(self.settings, has_adapters=has_adapters)
         pack, self._pack = self._pack, None
         if pack is None:
             return (
@@ -402,37 +426,3 @@ def _threads(count: int | None) -> Iterator[None]:
     finally:
         if count is not None:
             torch.set_num_threads(before)
-
-
-def announce_memory(model: CausalModel, settings: LearnerSettings, device: str) -> None:
-    """Log about how much GPU memory steps take beside what is loaded; a warning where less than that is free."""
-    if not isinstance(model, HfModel) or not torch.cuda.is_available() or not device.startswith(("auto", "cuda")):
-        return
-    is_checkpointed = settings.gradient_checkpointing is not False and model.network.supports_gradient_checkpointing
-    trained = sum(weight.numel() for weight in model.trainable().values()) / settings.processes
-    tokens = settings.max_batch_tokens
-    gigabytes = {
-        "gradients": 4 * trained / 1e9,
-        "moments": (2 if settings.optimiser == "adamw8bit" else 8) * trained / 1e9,
-        "activations": (4 * tokens * model.numbers_kept(is_checkpointed=is_checkpointed) + CHUNK_BYTES) / 1e9,
-    }
-    free = torch.cuda.mem_get_info(None if device == "auto" else device)[0] / 1e9
-    need, parts = sum(gigabytes.values()), ", ".join(f"{name} {size:.1f}" for name, size in gigabytes.items())
-    summary = f"Learning needs about {need:.1f} GB of GPU memory beside what is loaded ({parts}) at {tokens:,} tokens"
-    if need <= free:
-        announce(logger, f"{summary}; {free:.1f} GB are free.")
-        return
-    ways = _remedies(settings, has_adapters=model.has_adapters, is_checkpointed=is_checkpointed)
-    logger.warning("%s; only %.1f GB are free. If that does not suffice, give %s.", summary, free, ways)
-
-
-def _remedies(settings: LearnerSettings, *, has_adapters: bool, is_checkpointed: bool) -> str:
-    """The settings to change where memory is short, in words."""
-    ways = {
-        f"a max_batch_tokens below {settings.max_batch_tokens}": True,
-        "gradient_checkpointing=True": not is_checkpointed,
-        'precision="bf16"': settings.precision == "full",
-        'optimiser="adamw8bit"': not has_adapters and settings.optimiser != "adamw8bit" and settings.processes == 1,
-        "adapters instead of all weights (lora=LoraOptions())": not has_adapters,
-    }
-    return " or ".join(way for way, is_open in ways.items() if is_open)

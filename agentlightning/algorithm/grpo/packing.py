@@ -1,21 +1,18 @@
-"""Samples become tensors, and tensors the log-probabilities of their tokens.
-
-Samples are checked one by one, then put together so that little of a batch is padding.
+"""Samples become tensors: checked one by one, then put together so that little of a batch is padding.
 
 A batch is bounded by its tokens with padding, not by its rows, so that memory is bounded whatever the lengths are; rows
 of similar length go together. Where the model can tell rows apart that lie end to end, there is no padding at all.
 
-How likely the chosen tokens are, and how open each choice was, is computed without logits of all of them at once.
-Logits are by far the largest tensors of a training step: 4,096 tokens of a vocabulary of 150,000 take 2.5 GB in 32
-bits, and a softmax with its gradient takes several copies. Here the head and the softmax go over some rows at a time,
-in one buffer that is overwritten step by step, and are computed again in the backward pass. What this takes beside its
-inputs, its results and one copy of the head in the dtype of the computation stays below `CHUNK_BYTES`.
+Fewer and larger batches start fewer kernels, and layers that keep their activations are computed once, not twice. On a
+GPU both are done up to half of what is free when learning begins: the rest is for the engine's cache, which grows while
+it samples, and for what the estimate of activations does not know.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,9 +20,18 @@ from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import Self
 
 from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.skipped import flaw_of
+from agentlightning.algorithm.grpo.token_logprobs import CHUNK_BYTES
+from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel
 from agentlightning.errors import TrainingError
+from agentlightning.utils.log_failures import announce
+
+logger = logging.getLogger(__name__)
+
+SMALL_BATCH: Final = 4096
+"""Tokens that go together on a CPU; on a GPU, layers keep their activations if those of so many fit."""
 
 
 @dataclass(eq=False)
@@ -164,136 +170,52 @@ def _check(sample: Sample, model: CausalModel) -> None:
         raise TrainingError(f"{name} has a weight that is not above 0, or a temperature below 0.")
 
 
-# ---------------------------------------------------------------------- log-probabilities
+# ---------------------------------------------------------------------- what fits into the memory of a GPU
 
 
-CHUNK_BYTES: Final = 1 << 28
-"""Of logits and what is computed from them at a time: some 440 tokens of a vocabulary of 150,000."""
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """How likely the k tokens that were chosen are, and how open the choice was."""
-
-    logprobs: Tensor
-    """[k]"""
-    entropies: Tensor
-    """[k]"""
-
-
-def token_logprobs(
-    hidden: Tensor,
-    chosen: Tensor,
-    temperatures: Tensor | None = None,
-    *,
-    head: Tensor | None = None,
-    entropy_gradient: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> TokenLogprobs:
-    """Read a model's predictions at temperatures [k], in 32 bits at least; without `temperatures`, at 1.
+def planned(settings: LearnerSettings, model: CausalModel, device: torch.device) -> LearnerSettings:
+    """Decide what the settings leave open by the memory that is free on the device, and say what learning needs.
 
     Args:
-        hidden: The states [k, width] before the head; without a head, the logits [k, vocab].
-        chosen: Token ids [k].
-        temperatures: What logits are divided by.
-        head: What makes logits of the states, in the dtype of torch's autocast where that is on: [vocab, width].
-        entropy_gradient: Whether entropies are differentiable.
-        chunk_bytes: How much memory to take at a time.
+        model: On another device, its weights will be on this one too.
     """
-    kind = hidden.device.type
-    is_cast = head is not None and torch.is_autocast_enabled(kind)
-    dtype = torch.get_autocast_dtype(kind) if is_cast else hidden.dtype
-    way = _Way(dtype, torch.promote_types(dtype, torch.float32), entropy_gradient, chunk_bytes)
-    warmth = None if temperatures is None else temperatures.to(way.exact)[:, None]
-    with torch.autocast(kind, enabled=False):
-        return TokenLogprobs(*_ReadLogprobs.apply(hidden, head, chosen[:, None], warmth, way))  # type: ignore[no-untyped-call]
+    tokens, is_checkpointed = settings.max_batch_tokens, settings.gradient_checkpointing
+    if device.type != "cuda" or not isinstance(model, HfModel):
+        return replace(settings, max_batch_tokens=tokens or SMALL_BATCH, gradient_checkpointing=bool(is_checkpointed))
+    trained = sum(weight.numel() for weight in model.trainable().values()) / settings.processes
+    needs = {"gradients": 4 * trained, "moments": (2 if settings.optimiser == "adamw8bit" else 8) * trained}
+    if model.device.type != device.type:
+        needs["weights"] = sum(weight.nbytes for weight in model.network.parameters()) / settings.processes
+    free = torch.cuda.mem_get_info(device)[0]
+    room = max(0.0, free - sum(needs.values()) - CHUNK_BYTES) / 2
+    fitting = {kept: int(room / (4 * model.numbers_kept(is_checkpointed=not kept))) for kept in (True, False)}
+    if is_checkpointed is None:
+        is_checkpointed = fitting[True] < (tokens or SMALL_BATCH) and model.network.supports_gradient_checkpointing
+    if tokens is None:
+        # Of larger batches none has been measured.
+        tokens = max(SMALL_BATCH, 1 << min(32_768, max(1, fitting[not is_checkpointed])).bit_length() - 1)
+    decided = replace(settings, max_batch_tokens=tokens, gradient_checkpointing=is_checkpointed)
+    needs["activations"] = 4 * tokens * model.numbers_kept(is_checkpointed=is_checkpointed) + CHUNK_BYTES
+    parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in needs.items())
+    summary = (
+        f"Learning needs about {sum(needs.values()) / 1e9:.1f} GB of GPU memory beside what is loaded ({parts}) at "
+        f"{tokens:,} tokens together {'with' if is_checkpointed else 'without'} gradient checkpointing"
+    )
+    if sum(needs.values()) <= free:
+        announce(logger, f"{summary}; {free / 1e9:.1f} GB are free.")
+    else:
+        ways = remedies(decided, has_adapters=model.has_adapters)
+        logger.warning("%s; only %.1f GB are free. If that does not suffice, give %s.", summary, free / 1e9, ways)
+    return decided
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How log-probabilities are computed."""
-
-    dtype: torch.dtype
-    """Of the product with the head."""
-    exact: torch.dtype
-    """Of the softmax."""
-    entropy_gradient: bool
-    chunk_bytes: int
-
-    def chunks(self, hidden: Tensor, head: Tensor | None) -> Iterator[slice]:
-        """All rows in parts, such that the logits and what is needed beside them at some moment stay in bounds."""
-        vocabulary = hidden.shape[1] if head is None else head.shape[0]
-        beside = 0 if self.dtype == self.exact else self.dtype.itemsize
-        if self.entropy_gradient:
-            beside = self.exact.itemsize
-        size = max(1, self.chunk_bytes // (vocabulary * (self.exact.itemsize + beside)))
-        return (slice(start, start + size) for start in range(0, len(hidden), size))
-
-    def logits(self, hidden: Tensor, head: Tensor | None, temperatures: Tensor | None, rows: slice) -> Tensor:
-        """Of some rows, in a buffer that may be overwritten."""
-        if head is None:
-            found = hidden[rows].to(self.exact, copy=True)
-        elif self.dtype != self.exact and hidden.is_cuda:  # 16 bits of a logit near 20 are off by up to 0.06
-            found = torch.mm(hidden[rows].to(self.dtype), head.T, out_dtype=self.exact)
-        else:
-            found = (hidden[rows].to(self.dtype) @ head.T).to(self.exact)
-        return found if temperatures is None else found.div_(temperatures[rows])
-
-
-class _ReadLogprobs(torch.autograd.Function):
-    """Log-probabilities and entropies; what the gradient needs of a row is one number, the rest is made again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, head: Tensor | None, chosen: Tensor, temperatures: Tensor | None, way: _Way
-    ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies, totals = (hidden.new_empty((len(hidden), 1), dtype=way.exact) for _ in range(3))
-        rough_head = None if head is None else head.to(way.dtype)
-        for rows in way.chunks(hidden, head):
-            logits = way.logits(hidden, rough_head, temperatures, rows)
-            largest = logits.amax(-1, keepdim=True)
-            picked = logits.sub_(largest).gather(-1, chosen[rows])
-            sums = logits.exp_().sum(-1, keepdim=True)
-            logs = sums.log()
-            logprobs[rows] = picked - logs
-            totals[rows] = largest + logs
-            entropies[rows] = logs + torch.special.entr(logits, out=logits).sum(-1, keepdim=True) / sums
-            del logits  # before the next chunk's are made
-        ctx.way = way
-        ctx.save_for_backward(hidden, head, chosen, temperatures, totals, entropies)
-        flat = logprobs[:, 0], entropies[:, 0].clone()
-        if not way.entropy_gradient:
-            ctx.mark_non_differentiable(flat[1])
-        return flat
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slopes: Tensor, entropy_slopes: Tensor) -> tuple[Tensor | None, ...]:
-        """With p for probabilities: of a log-probability, 1 (the chosen token) - p; of an entropy H, -p log p - p H."""
-        hidden, head, chosen, temperatures, totals, entropies = ctx.saved_tensors
-        way: _Way = ctx.way
-        slopes, entropy_slopes = slopes[:, None], entropy_slopes[:, None]
-        hidden_gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        head_gradient = torch.zeros_like(head, dtype=way.exact) if ctx.needs_input_grad[1] else None
-        rough_head = None if head is None else head.to(way.dtype)
-        for rows in way.chunks(hidden, head):
-            gradient = way.logits(hidden, rough_head, temperatures, rows).sub_(totals[rows]).exp_()
-            if way.entropy_gradient:
-                openness = torch.special.entr(gradient).mul_(entropy_slopes[rows])
-                gradient.mul_(-(slopes[rows] + entropy_slopes[rows] * entropies[rows])).add_(openness)
-                del openness
-            else:
-                gradient.mul_(-slopes[rows])
-            gradient.scatter_add_(-1, chosen[rows], slopes[rows])
-            if temperatures is not None:
-                gradient.div_(temperatures[rows])
-            rough = gradient.to(way.dtype)
-            del gradient
-            if hidden_gradient is not None:
-                hidden_gradient[rows] = rough if rough_head is None else rough @ rough_head
-            if head_gradient is not None and way.dtype == way.exact:
-                head_gradient.addmm_(rough.T, hidden[rows])  # without a copy of the head's size
-            elif head_gradient is not None:
-                head_gradient += rough.T @ hidden[rows].to(way.dtype)
-            del rough
-        return hidden_gradient, None if head_gradient is None else head_gradient.to(head.dtype), None, None, None
+def remedies(settings: LearnerSettings, *, has_adapters: bool) -> str:
+    """The settings to change where memory is short, in words."""
+    ways = {
+        f"a max_batch_tokens below {settings.max_batch_tokens}": True,
+        "gradient_checkpointing=True": not settings.gradient_checkpointing,
+        'precision="bf16"': settings.precision == "full",
+        'optimiser="adamw8bit"': not has_adapters and settings.optimiser != "adamw8bit" and settings.processes == 1,
+        "adapters instead of all weights (lora=LoraOptions())": not has_adapters,
+    }
+    return " or ".join(way for way, is_open in ways.items() if is_open)

@@ -92,7 +92,7 @@ class Policy:
             # vLLM measures the free memory of the GPU while it starts; what is loaded meanwhile counts as its own.
             await self.start_engine()
             await undisturbed(asyncio.to_thread(self.load))
-        await undisturbed(asyncio.to_thread(self.announce_memory))
+        await undisturbed(asyncio.to_thread(self.plan_memory))
 
     async def start_engine(self) -> None:
         """Start the engine alone: the model answers, and cannot learn."""
@@ -112,12 +112,13 @@ class Policy:
         self._engine = engine
         self._running.append(engine)
 
-    def announce_memory(self) -> None:
-        """Log what learning will take of a GPU's memory, beside what is loaded."""
-        from agentlightning.algorithm.grpo.learner import announce_memory
+    def plan_memory(self) -> None:
+        """Have a learner choose by the memory that is free beside the engine; several processes have done so."""
+        from agentlightning.algorithm.grpo.learner import Learner
 
-        if not getattr(self._choice, "sleep", False):  # such an engine has memory now that will be free for learning
-            announce_memory(self.model, self.settings, self._device)
+        # An engine that sleeps has memory now that will be free for learning: the first update asks then.
+        if not getattr(self._choice, "sleep", False) and isinstance(self._learner, Learner):
+            self._learner.plan_memory()
 
     def load(self) -> None:
         """Load the model, and make its learner; several processes train a model in the computer's memory."""
@@ -175,7 +176,8 @@ class Policy:
         from agentlightning.engine.weights import PublishedWeights
 
         began = time.perf_counter()
-        weights = PublishedWeights(self.model, seed=self.settings.seed or 0, version=self.version)
+        seed, copy = self.settings.seed or 0, self.learner.rounded_copy
+        weights = PublishedWeights(self.model, seed=seed, version=self.version, copy=copy)
         await asyncio.to_thread(self.engine.publish, self.version, weights)
         return {"seconds/publishing": time.perf_counter() - began}
 

@@ -76,8 +76,9 @@ class LearnerSettings:
     """How often an update goes through its samples."""
     minibatches: int = 2
     """Optimiser steps of one epoch; fewer where there are fewer samples."""
-    max_batch_tokens: int = 4096
-    """Tokens, padding included, that go through the model together; a minibatch that has more is accumulated."""
+    max_batch_tokens: int | None = None
+    """Tokens, padding included, that go through the model together; a minibatch that has more is accumulated. None is
+    4,096, and for a Hugging Face model on a GPU up to 32,768: as many as half of the free memory suffices for."""
     objective: Objective = "policy"
     """"likelihood" maximises the log-probability of the samples, weighted by advantage: supervised fine-tuning."""
     level: RatioLevel = "token"
@@ -108,7 +109,8 @@ class LearnerSettings:
     """"bf16" computes in 16 bits where torch's autocast finds it safe; the weights stay as they are."""
     gradient_checkpointing: bool | None = None
     """Of Hugging Face models: keep the inputs of layers alone for the backward pass, which computes the rest again. It
-    takes a third more time and a fraction of the memory. None does so on a GPU."""
+    takes a third more time and a fraction of the memory. None does so on a GPU where half of the free memory does not
+    suffice otherwise for `max_batch_tokens`, or 4,096."""
     packing: bool | None = None
     """Of Hugging Face models: lay rows end to end instead of padding them. None does so on a GPU in 16 bits, where
     torch has a kernel for it, if the model computes the same then."""

@@ -24,7 +24,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from agentlightning.algorithm.grpo.packing import Row
+from agentlightning.algorithm.grpo.packing import Row, planned
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.sharded_rank import (
@@ -48,6 +48,8 @@ _MEMORY: Final = Path("/dev/shm")
 
 class ShardedLearner:
     """Trains one Hugging Face model in place; `start` it and `stop` it."""
+
+    rounded_copy: Final = None
 
     def __init__(
         self, model: CausalModel, settings: LearnerSettings, *, source: str, device: str, lora: LoraOptions | None
@@ -81,6 +83,7 @@ class ShardedLearner:
 
     def start(self) -> None:
         """Start the processes; returns when they have the model. TrainingError with the last lines of one that ends."""
+        self.settings = planned(self.settings, self.model, torch.device(self._device))
         weights = parameters_of(self.model)
         needed = sum(weight.nbytes for weight in weights.values())
         # A learner's state has less than four numbers for each weight that is trained.

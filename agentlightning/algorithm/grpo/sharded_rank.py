@@ -19,7 +19,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate
 from multiprocessing.connection import Listener
@@ -37,9 +37,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.learner import Figures, Learner
-from agentlightning.algorithm.grpo.packing import Pack, Row, TokenLogprobs
+from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample, Sampled
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs
 from agentlightning.engine.checkpoint import load
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import LoraOptions
@@ -194,8 +195,8 @@ class RankLearner(Learner):
             dist.all_reduce(found)  # sums of one number and zeros
             yield from zip(rows, torch.split(found, [row.n_chosen for row in rows]), strict=True)
 
-    def _rounded(self) -> AbstractContextManager[None]:
-        return nullcontext()  # FSDP rounds the parts it gathers itself, to the nearest
+    def _rounded_copy(self) -> None:
+        """FSDP rounds the parts it gathers itself, to the nearest."""
 
     def _logprobs(self, pack: Pack) -> TokenLogprobs:
         compute = super()._logprobs
@@ -214,10 +215,11 @@ class RankLearner(Learner):
         for name, weight in self.model.trainable().items():
             # FSDP gives the mean of the ranks, of which each has a part of the sum.
             mean, weight.grad = weight.grad, None
-            self._weights[name].grad = mean.to_local() * self._ranks if isinstance(mean, DTensor) else None
+            self._weights[name].grad = mean.to_local() if isinstance(mean, DTensor) else None
         weights = list(self._weights.values())
-        norms = [torch.linalg.vector_norm(one.grad, dtype=torch.float64) for one in weights if one.grad is not None]
-        square = torch.stack(norms).square().sum().cpu()
+        gradients = [one.grad for one in weights if one.grad is not None]
+        torch._foreach_mul_(gradients, self._ranks)
+        square = torch.stack(torch._foreach_norm(gradients, 2, torch.float64)).square().sum().cpu()
         if not self._is_finite:
             square.fill_(float("nan"))
         self._is_finite = True

@@ -299,7 +299,7 @@ class SFT(Algorithm):
                 await self._serve(_TRAIN, is_training=True)
             else:
                 await asyncio.to_thread(self._policy.load)
-                await asyncio.to_thread(self._policy.announce_memory)
+                await asyncio.to_thread(self._policy.plan_memory)
             assert isinstance(self._policy.learner, Learner)
             self._learner = self._policy.learner
             if val_dataset is not None:

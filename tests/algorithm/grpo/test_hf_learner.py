@@ -182,7 +182,7 @@ def test_on_a_gpu_packed_rows_are_near_padded_ones(lora: LoraOptions | None) -> 
         metrics = learner.update(SAMPLES)
         losses.append(metrics["learner/loss"])
         norms.append(metrics["learner/grad_norm"])
-        assert (learner.is_packed, learner.is_checkpointed) == (packing, True)
+        assert (learner.is_packed, learner.is_checkpointed) == (packing, False)  # there is memory enough
 
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
     assert norms[1] == pytest.approx(norms[0], rel=0.1)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from agentlightning.algorithm.grpo.advantages import advantages
 from agentlightning.algorithm.grpo.learner import Learner
-from agentlightning.algorithm.grpo.packing import Pack, Row, token_logprobs
+from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import KlEstimator, LearnerSettings, Optimiser
+from agentlightning.algorithm.grpo.token_logprobs import token_logprobs
 from agentlightning.engine import model as model_module
 from agentlightning.engine.model import logits_of
 from agentlightning.engine.sampling import Sampling

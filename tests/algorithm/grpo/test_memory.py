@@ -14,7 +14,8 @@ from tests.optional import optional
 torch = pytest.importorskip("torch", reason="the learner needs torch")
 transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
-from agentlightning.algorithm.grpo.learner import Learner, announce_memory  # noqa: E402
+from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
+from agentlightning.algorithm.grpo.packing import planned  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
@@ -46,6 +47,7 @@ def test_the_estimate_is_near_what_is_taken(lora: LoraOptions | None, checkpoint
     )
     model = a_model(torch.float32 if lora is None else torch.bfloat16, lora)
     learner = Learner(model, settings)
+    learner.version = 5  # the next one is not measured, so that its weights are rounded after it
     ids = [number % 99 for number in range(tokens + 1)]
     samples = [Sample(ids, [0] + [1] * tokens, [None] + [-5.0] * tokens, 1.0, 0, "g", f"ro-{n}") for n in range(2)]
     learner.update(samples)
@@ -65,31 +67,33 @@ def a_model(dtype: Any = None, lora: LoraOptions | None = None) -> HfModel:
     return HfModel(network, name="small", end_ids=frozenset([0]), lora=lora)
 
 
-def with_free_memory(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+GPU = torch.device("cuda")
+
+
+def with_free_memory(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
     """A GPU that nothing is computed on."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(free), int(free)))
 
 
 def test_a_need_that_fits_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    with_free_memory(monkeypatch, 10**10)
+    with_free_memory(monkeypatch, 1e10)
 
     with caplog.at_level(logging.INFO):
-        announce_memory(a_model(), LearnerSettings(), "auto")
+        planned(LearnerSettings(max_batch_tokens=4096), a_model(), GPU)
 
     (line,) = caplog.messages
-    parts = "gradients 0.0, moments 0.0, activations 0.3"
-    assert line.startswith(f"Learning needs about 0.3 GB of GPU memory beside what is loaded ({parts}) at 4,096 tokens")
-    assert line.endswith("; 10.0 GB are free.")
+    parts = "gradients 0.0, moments 0.0, weights 0.0, activations 0.4"
+    assert line.startswith(f"Learning needs about 0.4 GB of GPU memory beside what is loaded ({parts}) at 4,096 tokens")
+    assert line.endswith(" together without gradient checkpointing; 10.0 GB are free.")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_need_beyond_the_free_memory_is_a_warning_that_names_what_helps(
     processes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_free_memory(monkeypatch, 10**8)
+    with_free_memory(monkeypatch, 1e8)
 
-    announce_memory(a_model(), LearnerSettings(gradient_checkpointing=False, processes=processes), "cuda")
+    planned(LearnerSettings(gradient_checkpointing=False, processes=processes), a_model(), GPU)
 
     (record,) = caplog.records
     assert (record.levelname, "only 0.1 GB are free" in record.message) == ("WARNING", True)
@@ -98,16 +102,50 @@ def test_a_need_beyond_the_free_memory_is_a_warning_that_names_what_helps(
     assert ("adamw8bit" in record.message) == (processes == 1)
 
 
-@pytest.mark.parametrize(("is_hf", "device"), [(False, "auto"), (True, "cpu")], ids=["tiny", "on the CPU"])
-def test_no_line_where_no_gpu_is_short(
+@pytest.mark.parametrize(
+    ("gigabytes", "tokens", "is_checkpointed"),
+    [(80, 32_768, False), (1.0, 8192, False), (0.5, 8192, True), (0.1, 4096, True)],
+)
+def test_free_memory_decides_what_the_settings_leave_open(
+    gigabytes: float, tokens: int, is_checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free_memory(monkeypatch, gigabytes * 1e9)
+
+    chosen = planned(LearnerSettings(), a_model(), GPU)
+
+    assert (chosen.max_batch_tokens, chosen.gradient_checkpointing) == (tokens, is_checkpointed)
+
+
+@pytest.mark.parametrize("gigabytes", [80, 0.1])
+@pytest.mark.parametrize("is_checkpointed", [True, False])
+def test_what_is_set_stays_whatever_the_memory(
+    gigabytes: float, is_checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free_memory(monkeypatch, gigabytes * 1e9)
+    settings = LearnerSettings(max_batch_tokens=100, gradient_checkpointing=is_checkpointed)
+
+    assert planned(settings, a_model(), GPU) == settings
+
+
+@pytest.mark.parametrize(("is_hf", "device"), [(False, "cuda"), (True, "cpu")], ids=["tiny", "on the CPU"])
+def test_nothing_is_said_and_packs_are_small_where_no_gpu_is_short(
     is_hf: bool, device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_free_memory(monkeypatch, 0)
 
     with caplog.at_level(logging.INFO):
-        announce_memory(a_model() if is_hf else SmallModel(), LearnerSettings(), device)
+        chosen = planned(LearnerSettings(), a_model() if is_hf else SmallModel(), torch.device(device))
 
     assert caplog.messages == []
+    assert (chosen.max_batch_tokens, chosen.gradient_checkpointing) == (4096, False)
+
+
+def test_the_metrics_of_an_update_have_what_was_chosen() -> None:
+    metrics = Learner(a_model(), LearnerSettings(gradient_checkpointing=True)).update(
+        [Sample([1, 2, 3], [0, 1, 1], [None, -2.0, -2.0], 1.0, 0, "g", "ro")]
+    )
+
+    assert (metrics["learner/max_batch_tokens"], metrics["learner/checkpointed"]) == (4096, 1)
 
 
 # ---------------------------------------------------------------------- in a step

@@ -15,8 +15,8 @@ from agentlightning.algorithm.grpo.objective import (
     policy_loss,
     sequence_coefficients,
 )
-from agentlightning.algorithm.grpo.packing import token_logprobs
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import token_logprobs
 from tests.algorithm.grpo import reference
 from tests.algorithm.grpo.reference import Conversation, Variant
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentlightning.algorithm.grpo.packing import TokenLogprobs, token_logprobs
+from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs, token_logprobs
 from tests.algorithm.grpo.peaks import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")

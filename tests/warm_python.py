@@ -135,7 +135,10 @@ class _Server:
         with theirs:
             process = popen(
                 [sys.executable, "-c", f"from tests.warm_python import serve; serve({modules})"],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+                },
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,

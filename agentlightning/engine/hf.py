@@ -154,17 +154,18 @@ class HfModel:
         last = self._plain.get_output_embeddings()
         return self._has_plain_head and type(last) is nn.Linear and last.bias is None
 
-    def numbers_kept(self, *, is_checkpointed: bool) -> float:
-        """About how many numbers the backward pass needs of a token: inputs and outputs of products.
+    def bytes_kept(self, *, is_checkpointed: bool) -> float:
+        """About how much memory the backward pass needs of a token: inputs and outputs of products.
 
         With checkpoints these are the products of one layer, and the input of every layer besides.
         """
         head = self._plain.get_output_embeddings()
         products = [one for one in self.network.modules() if isinstance(one, nn.Linear) and one is not head]
-        widths = sum(product.in_features + product.out_features for product in products)
+        widths = self.dtype.itemsize * sum(product.in_features + product.out_features for product in products)
         if not is_checkpointed:
             return widths
-        return widths / self._layers + self._layers * int(self._plain.get_input_embeddings().weight.shape[-1])
+        width = self.dtype.itemsize * int(self._plain.get_input_embeddings().weight.shape[-1])
+        return widths / self._layers + self._layers * width
 
     def checkpoint_gradients(self) -> bool:
         """In training, keep of a layer its input alone, and compute the rest again when gradients need it.

@@ -160,6 +160,7 @@ def samples_of(count: int, tokens: int, vocabulary: int) -> list[Any]:
 def profiled(learner: Any, samples: list[Any]) -> dict[str, Any]:
     """Of one more update: starts of kernels on a GPU, and of operations of torch; the time that the GPU was busy."""
     import torch
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     is_on_gpu = learner.model.device.type == "cuda"
@@ -169,7 +170,8 @@ def profiled(learner: Any, samples: list[Any]) -> dict[str, Any]:
         if is_on_gpu:
             torch.cuda.synchronize()
     averages = found.key_averages()
-    busy = sum(one.self_device_time_total for one in averages) if is_on_gpu else 0.0
+    kernels = [one for one in averages if one.device_type == DeviceType.CUDA]  # what starts them has their time too
+    busy = sum(one.self_device_time_total for one in kernels)
     return {
         "launches": sum(one.count for one in averages if one.key in LAUNCHES),
         "operations": sum(one.count for one in averages if one.key.startswith("aten::")),

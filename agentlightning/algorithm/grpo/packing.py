@@ -188,14 +188,14 @@ def planned(settings: LearnerSettings, model: CausalModel, device: torch.device)
         needs["weights"] = sum(weight.nbytes for weight in model.network.parameters()) / settings.processes
     free = torch.cuda.mem_get_info(device)[0]
     room = max(0.0, free - sum(needs.values()) - CHUNK_BYTES) / 2
-    fitting = {kept: int(room / (4 * model.numbers_kept(is_checkpointed=not kept))) for kept in (True, False)}
+    fitting = {kept: int(room / model.bytes_kept(is_checkpointed=not kept)) for kept in (True, False)}
     if is_checkpointed is None:
         is_checkpointed = fitting[True] < (tokens or SMALL_BATCH) and model.network.supports_gradient_checkpointing
     if tokens is None:
         # Of larger batches none has been measured.
         tokens = max(SMALL_BATCH, 1 << min(32_768, max(1, fitting[not is_checkpointed])).bit_length() - 1)
     decided = replace(settings, max_batch_tokens=tokens, gradient_checkpointing=is_checkpointed)
-    needs["activations"] = 4 * tokens * model.numbers_kept(is_checkpointed=is_checkpointed) + CHUNK_BYTES
+    needs["activations"] = tokens * model.bytes_kept(is_checkpointed=is_checkpointed) + CHUNK_BYTES
     parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in needs.items())
     summary = (
         f"Learning needs about {sum(needs.values()) / 1e9:.1f} GB of GPU memory beside what is loaded ({parts}) at "

@@ -126,9 +126,9 @@ def measured(what: dict[str, Any]) -> dict[str, Any]:
 def model_of(shape: str, device: Any, *, with_adapters: bool) -> Any:
     import torch
     import transformers
-    from agentlightning.engine.lora import LoraOptions
     from random_model import POSITIONS, SHAPES, TIED
 
+    from agentlightning.algorithm.grpo import LoraOptions
     from agentlightning.engine.hf import HfModel
 
     is_llama = shape in ("135m", "miniature")

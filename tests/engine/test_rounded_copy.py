@@ -9,8 +9,7 @@ from tests.optional import optional
 torch = pytest.importorskip("torch", reason="the learner needs torch")
 transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
-
+from agentlightning.algorithm.grpo import LoraOptions  # noqa: E402
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.packing import Row  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402

@@ -128,8 +128,8 @@ def model_of(shape: str, device: Any, *, with_adapters: bool) -> Any:
     import transformers
     from random_model import POSITIONS, SHAPES, TIED
 
-    from agentlightning.algorithm.grpo import LoraOptions
     from agentlightning.engine.hf import HfModel
+    from agentlightning.engine.lora import LoraOptions
 
     is_llama = shape in ("135m", "miniature")
     sizes = {"max_position_embeddings": POSITIONS, "tie_word_embeddings": shape in TIED}

@@ -9,13 +9,13 @@ from tests.optional import optional
 torch = pytest.importorskip("torch", reason="the learner needs torch")
 transformers = optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
-from agentlightning.algorithm.grpo import LoraOptions  # noqa: E402
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.packing import Row  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.engine import weights  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
+from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights, RoundedCopy, rounded_parts  # noqa: E402
 

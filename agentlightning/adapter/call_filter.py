@@ -24,6 +24,7 @@ from agentlightning.adapter.calls import (
     response_ids_of,
 )
 from agentlightning.adapter.sequences import DropReason
+from agentlightning.dialects import SPAN_MATCH
 from agentlightning.dialects.attributes import TOKEN_FACTS
 from agentlightning.instrumentation.model_calls import recorded_span_id
 from agentlightning.types.agents import agent_name
@@ -33,10 +34,8 @@ if TYPE_CHECKING:
     from agentlightning.adapter.tree import TraceTree
 
 PROXY_SPANS: Final = frozenset({PROXY_REQUEST, RAW_REQUEST})
-TRACED_CALL_MATCH: Final = (
-    r"openai\.(chat\.completion|completion|responses)|anthropic\.messages(?!\.(batches|count_tokens))"
-)
-"""Names of all model calls that a tracer records; Anthropic's SDK writes spans of other requests by itself."""
+TRACED_CALL_MATCH: Final = SPAN_MATCH
+"""Names of all model calls that a tracer records."""
 ANY_CALL_MATCH: Final = f"{TRACED_CALL_MATCH}|{PROXY_REQUEST}|{RAW_REQUEST}"
 """Names of model calls as tracers and the LLM proxy write them."""
 

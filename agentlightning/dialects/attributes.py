@@ -3,9 +3,8 @@
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import orjson
 from opentelemetry.util.types import AttributeValue
@@ -14,7 +13,6 @@ from pydantic import BaseModel
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 Attributes = dict[str, AttributeValue]
-DialectName = Literal["chat", "completions", "responses", "embeddings", "messages"]
 
 Thing: TypeAlias = Any
 """An object of an SDK, or plain JSON; `field` reads either."""
@@ -52,30 +50,6 @@ _SETTINGS = {
     "dimensions",
 }
 """Settings of a request that are noted under their own names."""
-
-
-class Assembler(Protocol):
-    """Puts the events of a stream together to the response that would have come without one."""
-
-    def add(self, event: JsonMapping) -> bool:
-        """Take one event; True if it brought a part of the answer."""
-        ...
-
-    def response(self) -> JsonMapping: ...
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """One way of asking a model."""
-
-    name: DialectName
-    path: str
-    """Below `/v1`."""
-    span_name: str
-    request_attributes: Callable[[JsonMapping], Attributes]
-    response_attributes: Callable[[Thing], Attributes]
-    assembler: Callable[[], Assembler] | None = None
-    """None, if answers do not stream."""
 
 
 def field(thing: Thing, name: str) -> Thing:

@@ -7,7 +7,6 @@ from typing import Final
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import (
     Attributes,
-    Dialect,
     Thing,
     ToolParts,
     field,
@@ -15,6 +14,8 @@ from agentlightning.dialects.attributes import (
     opened,
     reader,
 )
+from agentlightning.dialects.base import TranslatedDialect
+from agentlightning.dialects.choices import ChoicesDialect
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
     ModelOutput,
@@ -34,13 +35,115 @@ _TEXTS: Final = ("content", "refusal", "reasoning_content", "reasoning")
 """Parts of an answer that come in pieces."""
 
 
-def request_attributes(body: JsonMapping) -> Attributes:
-    attributes: Attributes = {}
-    fields.write_request(attributes, body, system="openai")
-    for number, message in enumerate(items(body.get("messages"))):
-        _write_message(attributes, f"{fields.PROMPT}.{number}", message)
-    fields.write_tools(attributes, _tools(body))
-    return attributes
+class ChatDialect(ChoicesDialect, TranslatedDialect):
+    """Chat completions."""
+
+    name = "chat"
+    path = "/chat/completions"
+    span_name = "openai.chat.completion"
+    limit_fields = ("max_completion_tokens", "max_tokens")
+    logprobs_wanted = True
+
+    def request_attributes(self, body: JsonMapping) -> Attributes:
+        attributes: Attributes = {}
+        fields.write_request(attributes, body, system="openai")
+        for number, message in enumerate(items(body.get("messages"))):
+            _write_message(attributes, f"{fields.PROMPT}.{number}", message)
+        fields.write_tools(attributes, _tools(body))
+        return attributes
+
+    def response_attributes(self, response: Thing) -> Attributes:
+        response = opened(response)
+        attributes = fields.response_attributes(response)
+        choices = [opened(choice) for choice in items(field(response, "choices"))]
+        for number, choice in enumerate(choices):
+            prefix = f"{fields.COMPLETION}.{number}"
+            message = opened(field(choice, "message"))
+            _write_message(attributes, prefix, message)
+            told = reader(message)
+            for name, value in (
+                ("finish_reason", field(choice, "finish_reason")),
+                ("refusal", told("refusal")),
+                ("reasoning", told("reasoning_content") or told("reasoning")),
+            ):
+                if value:
+                    attributes[f"{prefix}.{name}"] = fields.plain_text(value)
+            if number:  # those of the first choice have names of their own
+                ids = fields.response_ids(response, choice, number)
+                fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)
+                fields.write_logprobs(attributes, f"{prefix}.logprobs", field(field(choice, "logprobs"), "content"))
+        first = choices[0] if choices else None
+        prompt_ids = field(response, "prompt_token_ids") or field(first, "prompt_token_ids")
+        fields.write_token_ids(attributes, fields.PROMPT_IDS, prompt_ids)
+        fields.write_token_ids(attributes, fields.RESPONSE_IDS, fields.response_ids(response, first, 0))
+        logprobs = field(first, "logprobs")
+        fields.write_logprobs(attributes, fields.LOGPROBS, field(logprobs, "content"))
+        fields.write_logprobs(attributes, fields.REFUSAL_LOGPROBS, field(logprobs, "refusal"))
+        return attributes
+
+    def assembler(self) -> "ChatAssembler":
+        return ChatAssembler()
+
+    def asks_for_logprobs(self, body: JsonMapping) -> bool:
+        return bool(body.get("logprobs"))
+
+    def to_chat(self, body: JsonMapping) -> JsonObject:
+        return dict(body)
+
+    def from_chat(self, body: JsonMapping) -> JsonObject:
+        return dict(body)
+
+    def read_output(self, body: JsonMapping) -> ModelOutput:
+        choice = body["choices"][0]  # translated requests ask for one
+        message = choice["message"]
+        reasoning, reasoning_field = _reasoning_in(message)
+        calls = [
+            OutputCall(
+                call.get("id") or f"{body['id']}-call-{number}",
+                call["function"]["name"],
+                call["function"].get("arguments") or "",
+            )
+            for number, call in enumerate(message.get("tool_calls") or ())
+        ]
+        return ModelOutput(
+            output_id=body["id"],
+            model=body["model"],
+            text=message.get("content") or "",
+            finish_reason=choice.get("finish_reason") or "stop",
+            usage=read_openai_usage(body.get("usage"), "prompt", "completion"),
+            refusal=message.get("refusal") or "",
+            reasoning=reasoning,
+            reasoning_field=reasoning_field,
+            calls=calls,
+            stop_text=_stop_text(choice),
+            created=body.get("created"),
+        )
+
+    def write_output(self, output: ModelOutput, request: JsonMapping) -> JsonObject:
+        del request  # a chat repeats nothing of it
+        message: JsonObject = {
+            "role": "assistant",
+            "content": output.text or (None if output.calls else ""),
+            "refusal": output.refusal or None,
+        }
+        if output.reasoning:
+            message["reasoning_content"] = output.reasoning
+        if output.calls:
+            message["tool_calls"] = [function_call(call.call_id, call.name, call.arguments) for call in output.calls]
+        return {
+            "id": output.output_id,
+            "object": "chat.completion",
+            "created": int(output.created or time.time()),
+            "model": output.model,
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": output.finish_reason}],
+            "usage": write_openai_usage(output.usage, "prompt", "completion"),
+        }
+
+    def reader(self, writer: StreamWriter) -> "ChatReader":
+        return ChatReader(writer)
+
+    def writer(self, request: JsonMapping) -> "ChatWriter":
+        return ChatWriter(request)
 
 
 def _write_message(attributes: Attributes, prefix: str, message: Thing) -> None:
@@ -77,36 +180,6 @@ def _tools(body: JsonMapping) -> Iterator[ToolParts]:
     for tool in (*items(body.get("tools")), *items(body.get("functions"))):
         function = field(tool, "function") or field(tool, "custom") or tool
         yield field(function, "name"), field(function, "description"), field(function, "parameters")
-
-
-def response_attributes(response: Thing) -> Attributes:
-    response = opened(response)
-    attributes = fields.response_attributes(response)
-    choices = [opened(choice) for choice in items(field(response, "choices"))]
-    for number, choice in enumerate(choices):
-        prefix = f"{fields.COMPLETION}.{number}"
-        message = opened(field(choice, "message"))
-        _write_message(attributes, prefix, message)
-        told = reader(message)
-        for name, value in (
-            ("finish_reason", field(choice, "finish_reason")),
-            ("refusal", told("refusal")),
-            ("reasoning", told("reasoning_content") or told("reasoning")),
-        ):
-            if value:
-                attributes[f"{prefix}.{name}"] = fields.plain_text(value)
-        if number:  # those of the first choice have names of their own
-            ids = fields.response_ids(response, choice, number)
-            fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)
-            fields.write_logprobs(attributes, f"{prefix}.logprobs", field(field(choice, "logprobs"), "content"))
-    first = choices[0] if choices else None
-    prompt_ids = field(response, "prompt_token_ids") or field(first, "prompt_token_ids")
-    fields.write_token_ids(attributes, fields.PROMPT_IDS, prompt_ids)
-    fields.write_token_ids(attributes, fields.RESPONSE_IDS, fields.response_ids(response, first, 0))
-    logprobs = field(first, "logprobs")
-    fields.write_logprobs(attributes, fields.LOGPROBS, field(logprobs, "content"))
-    fields.write_logprobs(attributes, fields.REFUSAL_LOGPROBS, field(logprobs, "refusal"))
-    return attributes
 
 
 class _Choice:
@@ -185,14 +258,6 @@ class ChatAssembler:
         return {**self._known, "choices": [choice.response() for _, choice in sorted(self._choices.items())]}
 
 
-DIALECT = Dialect(
-    "chat", "/chat/completions", "openai.chat.completion", request_attributes, response_attributes, ChatAssembler
-)
-
-
-# ---------------------------------------------------------------------- outputs, for translation
-
-
 def function_call(call_id: str, name: str, arguments: str) -> JsonObject:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -205,57 +270,9 @@ def _reasoning_in(message: JsonMapping) -> tuple[str, str]:
     return "", REASONING_FIELDS[0]
 
 
-def read_output(body: JsonMapping) -> ModelOutput:
-    choice = body["choices"][0]  # translated requests ask for one
-    message = choice["message"]
-    reasoning, reasoning_field = _reasoning_in(message)
-    calls = [
-        OutputCall(
-            call.get("id") or f"{body['id']}-call-{number}",
-            call["function"]["name"],
-            call["function"].get("arguments") or "",
-        )
-        for number, call in enumerate(message.get("tool_calls") or ())
-    ]
-    return ModelOutput(
-        output_id=body["id"],
-        model=body["model"],
-        text=message.get("content") or "",
-        finish_reason=choice.get("finish_reason") or "stop",
-        usage=read_openai_usage(body.get("usage"), "prompt", "completion"),
-        refusal=message.get("refusal") or "",
-        reasoning=reasoning,
-        reasoning_field=reasoning_field,
-        calls=calls,
-        stop_text=_stop_text(choice),
-        created=body.get("created"),
-    )
-
-
 def _stop_text(choice: JsonMapping) -> str | None:
     reason = choice.get("stop_reason")  # vLLM's: the text, or the id of a token
     return reason if isinstance(reason, str) else None
-
-
-def write_output(output: ModelOutput, request: JsonMapping) -> JsonObject:
-    del request  # a chat repeats nothing of it
-    message: JsonObject = {
-        "role": "assistant",
-        "content": output.text or (None if output.calls else ""),
-        "refusal": output.refusal or None,
-    }
-    if output.reasoning:
-        message["reasoning_content"] = output.reasoning
-    if output.calls:
-        message["tool_calls"] = [function_call(call.call_id, call.name, call.arguments) for call in output.calls]
-    return {
-        "id": output.output_id,
-        "object": "chat.completion",
-        "created": int(output.created or time.time()),
-        "model": output.model,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": output.finish_reason}],
-        "usage": write_openai_usage(output.usage, "prompt", "completion"),
-    }
 
 
 class ChatReader(StreamReader):
@@ -344,3 +361,6 @@ class ChatWriter(StreamWriter):
         if self._has_usage:
             self.send({**self._frame, "choices": [], "usage": write_openai_usage(usage, "prompt", "completion")})
         self.events.append(DONE)
+
+
+DIALECT: Final = ChatDialect()

@@ -1,16 +1,54 @@
-"""Text completions: the API before chat, which servers for training still speak because it takes token ids."""
+"""OpenAI's two small APIs: text completions, which take token ids, and embeddings."""
+
+from typing import Final
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, Thing, field, items
+from agentlightning.dialects.attributes import Attributes, Thing, as_json, field, items
+from agentlightning.dialects.base import Dialect
+from agentlightning.dialects.choices import ChoicesDialect
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 
-def request_attributes(body: JsonMapping) -> Attributes:
-    attributes: Attributes = {}
-    fields.write_request(attributes, body, system="openai")
-    for number, prompt in enumerate(_prompts(body.get("prompt"))):
-        fields.write_message(attributes, f"{fields.PROMPT}.{number}", role="user", content=prompt)
-    return attributes
+class CompletionsDialect(ChoicesDialect):
+    """Text completions."""
+
+    name = "completions"
+    path = "/completions"
+    span_name = "openai.completion"
+    limit_fields = ("max_tokens",)
+    logprobs_wanted = 1
+
+    def request_attributes(self, body: JsonMapping) -> Attributes:
+        attributes: Attributes = {}
+        fields.write_request(attributes, body, system="openai")
+        for number, prompt in enumerate(_prompts(body.get("prompt"))):
+            fields.write_message(attributes, f"{fields.PROMPT}.{number}", role="user", content=prompt)
+        return attributes
+
+    def response_attributes(self, response: Thing) -> Attributes:
+        attributes = fields.response_attributes(response)
+        for number, choice in enumerate(items(field(response, "choices"))):
+            prefix = f"{fields.COMPLETION}.{number}"
+            fields.write_message(attributes, prefix, role="assistant", content=field(choice, "text"))
+            if field(choice, "finish_reason"):
+                attributes[f"{prefix}.finish_reason"] = fields.plain_text(field(choice, "finish_reason"))
+            ids = fields.response_ids(response, choice, number)
+            if number:
+                fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)
+                continue
+            prompt_ids = field(choice, "prompt_token_ids") or field(response, "prompt_token_ids")
+            fields.write_token_ids(attributes, fields.PROMPT_IDS, prompt_ids)
+            fields.write_token_ids(attributes, fields.RESPONSE_IDS, ids)
+            fields.write_logprobs(attributes, fields.LOGPROBS, _logprobs(field(choice, "logprobs")))
+        return attributes
+
+    def assembler(self) -> "CompletionAssembler":
+        return CompletionAssembler()
+
+    def asks_for_logprobs(self, body: JsonMapping) -> bool:
+        """Also with 0, for the chosen token alone."""
+        wanted = body.get("logprobs")
+        return wanted is not None and wanted is not False
 
 
 def _prompts(prompt: object) -> list[object]:
@@ -18,24 +56,6 @@ def _prompts(prompt: object) -> list[object]:
     if isinstance(prompt, (list, tuple)) and prompt and not isinstance(prompt[0], int):
         return list(prompt)
     return [] if prompt is None else [prompt]
-
-
-def response_attributes(response: Thing) -> Attributes:
-    attributes = fields.response_attributes(response)
-    for number, choice in enumerate(items(field(response, "choices"))):
-        prefix = f"{fields.COMPLETION}.{number}"
-        fields.write_message(attributes, prefix, role="assistant", content=field(choice, "text"))
-        if field(choice, "finish_reason"):
-            attributes[f"{prefix}.finish_reason"] = fields.plain_text(field(choice, "finish_reason"))
-        ids = fields.response_ids(response, choice, number)
-        if number:
-            fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)
-            continue
-        prompt_ids = field(choice, "prompt_token_ids") or field(response, "prompt_token_ids")
-        fields.write_token_ids(attributes, fields.PROMPT_IDS, prompt_ids)
-        fields.write_token_ids(attributes, fields.RESPONSE_IDS, ids)
-        fields.write_logprobs(attributes, fields.LOGPROBS, _logprobs(field(choice, "logprobs")))
-    return attributes
 
 
 def _logprobs(logprobs: Thing) -> list[JsonObject]:
@@ -75,6 +95,28 @@ class CompletionAssembler:
         return {**self._known, "choices": [choice for _, choice in sorted(self._choices.items())]}
 
 
-DIALECT = Dialect(
-    "completions", "/completions", "openai.completion", request_attributes, response_attributes, CompletionAssembler
-)
+class EmbeddingsDialect(Dialect):
+    """Embeddings: recorded so that a trace is whole; the vectors themselves are not kept."""
+
+    name = "embeddings"
+    path = "/embeddings"
+    span_name = "openai.embeddings"
+
+    def request_attributes(self, body: JsonMapping) -> Attributes:
+        attributes: Attributes = {}
+        fields.write_request(attributes, body, system="openai")
+        if body.get("input") is not None:
+            attributes["embedding.input"] = as_json(body["input"])
+        return attributes
+
+    def response_attributes(self, response: Thing) -> Attributes:
+        attributes = fields.response_attributes(response)
+        attributes["embedding.count"] = len(list(items(field(response, "data"))))
+        return attributes
+
+    def sampling_parameters(self, sampling: JsonMapping) -> JsonObject:
+        return {}
+
+
+DIALECT: Final = CompletionsDialect()
+EMBEDDINGS: Final = EmbeddingsDialect()

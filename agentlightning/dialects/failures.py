@@ -1,4 +1,4 @@
-"""Errors of backends, read in whatever shape they come and told in the shape that a client's dialect gives them.
+"""Errors of backends, read in whatever shape and whatever words they come; dialects write them for their clients.
 
 Reading never raises: a backend that answers nonsense has failed all the same, and the client deserves to hear of it.
 """
@@ -12,14 +12,13 @@ from typing import Final
 
 import orjson
 
-from agentlightning.dialects.attributes import DialectName, Thing
-from agentlightning.dialects.sse import ServerSentEvent
+from agentlightning.dialects.attributes import Thing
 from agentlightning.errors import ProxyError
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 MAX_MESSAGE_CHARACTERS: Final = 2000
 
-_ANTHROPIC_STATUSES: Final[Mapping[str, int]] = {
+ANTHROPIC_STATUSES: Final[Mapping[str, int]] = {
     "invalid_request_error": 400,
     "authentication_error": 401,
     "billing_error": 402,
@@ -31,10 +30,7 @@ _ANTHROPIC_STATUSES: Final[Mapping[str, int]] = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
-    **{status: kind for kind, status in _ANTHROPIC_STATUSES.items()},
-    503: "overloaded_error",
-}
+"""By type of an error; some servers that speak as OpenAI does have them too."""
 _OPENAI_STATUSES: Final[Mapping[str, int]] = {
     "invalid_request_error": 400,
     "invalid_prompt": 400,
@@ -47,7 +43,8 @@ _OPENAI_STATUSES: Final[Mapping[str, int]] = {
     "insufficient_quota": 429,
     "server_error": 500,
 }
-_ONLY_ANTHROPIC: Final = _ANTHROPIC_STATUSES.keys() - _OPENAI_STATUSES.keys()
+_STATUSES: Final[Mapping[str, int]] = {**ANTHROPIC_STATUSES, **_OPENAI_STATUSES}
+_ONLY_ANTHROPIC: Final = ANTHROPIC_STATUSES.keys() - _OPENAI_STATUSES.keys()
 
 
 @dataclass(frozen=True)
@@ -81,13 +78,13 @@ class BackendStreamError(ProxyError):
 # ---------------------------------------------------------------------- reading
 
 
-def failure_of(dialect: DialectName, status: int, body: bytes) -> Failure:
-    """What an answer with an error status says. `dialect` is the backend's."""
+def failure_of(status: int, body: bytes, *, api: str) -> Failure:
+    """What an answer with an error status says to a call of this API."""
     answer = read_json(body)
     error = _error_in(answer)
     message = _message_in(error) or (_text_in(body) if answer is None else "")
     known = {one.value: f" {one.phrase}" for one in HTTPStatus}
-    answered = f"The backend answered {status}{known.get(status, '')} to a {dialect} call"
+    answered = f"The backend answered {status}{known.get(status, '')} to a {api} call"
     return Failure(
         status=status,
         message=message or f"{answered} and did not say why.",
@@ -102,14 +99,13 @@ def is_error_event(event: JsonMapping) -> bool:
     return bool(event.get("error")) or "error" in (event.get("object"), event.get("type"))
 
 
-def failure_in_stream(dialect: DialectName, data: bytes) -> Failure:
+def failure_in_stream(data: bytes) -> Failure:
     """What an error event within a stream says; its status is guessed from the error's type and code."""
     error = _error_in(read_json(data))
     kind, code = _word(error.get("type")), _word(error.get("code"))
     if kind == "error":  # the type of the event, not of the error
         kind = None
-    statuses = _ANTHROPIC_STATUSES if dialect == "messages" else {**_ANTHROPIC_STATUSES, **_OPENAI_STATUSES}
-    status = statuses.get(code or "") or statuses.get(kind or "") or 500
+    status = _STATUSES.get(code or "") or _STATUSES.get(kind or "") or 500
     if code is not None and re.fullmatch("[45][0-9][0-9]", code):  # some backends give the status as the code
         status = int(code)
     message = _message_in(error) or "The backend ended the stream with an error and did not say why."
@@ -184,35 +180,11 @@ def _code_in(error: JsonMapping, status: int) -> str | None:
     return None if code == str(status) else code
 
 
-# ---------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------- writing
 
 
-def error_body(dialect: DialectName, failure: Failure) -> bytes:
-    """The body of an error answer. `dialect` is the client's."""
-    if dialect != "messages":
-        return _dumped({"error": _openai_error(failure)})
-    otherwise = "invalid_request_error" if 400 <= failure.status < 500 else "api_error"
-    kind = failure.kind if failure.kind in _ANTHROPIC_STATUSES else _ANTHROPIC_TYPES.get(failure.status, otherwise)
-    return _dumped({"type": "error", "error": {"type": kind, "message": failure.message}})
-
-
-def error_event(dialect: DialectName, failure: Failure, *, sequence_number: int = 0) -> bytes:
-    """The event that tells a client of a failure after its stream has begun; nothing may follow it.
-
-    Args:
-        sequence_number: How many events went before, which the events of responses carry.
-    """
-    if dialect == "messages":
-        return ServerSentEvent(error_body(dialect, failure), "error").encoded()
-    if dialect != "responses":
-        return ServerSentEvent(error_body(dialect, failure)).encoded()
-    error = _openai_error(failure)
-    # OpenAI documents the fields at the top and sends them below `error`; its SDK raises on the latter alone.
-    event = {"type": "error", "code": error["code"], "message": error["message"], "param": error["param"]}
-    return ServerSentEvent(_dumped({**event, "sequence_number": sequence_number, "error": error}), "error").encoded()
-
-
-def _openai_error(failure: Failure) -> JsonObject:
+def openai_error(failure: Failure) -> JsonObject:
+    """The error as OpenAI's APIs have it."""
     kind = failure.kind
     if kind is None or kind in _ONLY_ANTHROPIC:
         otherwise = "invalid_request_error" if 400 <= failure.status < 500 else "server_error"
@@ -221,7 +193,8 @@ def _openai_error(failure: Failure) -> JsonObject:
     return {"message": failure.message, "type": kind, "param": failure.param, "code": code}
 
 
-def _dumped(value: JsonMapping) -> bytes:
+def dumped(value: JsonMapping) -> bytes:
+    """The JSON of an answer that says what others have written."""
     try:
         return orjson.dumps(value)
     except TypeError:  # half a surrogate pair in a message, which is not text

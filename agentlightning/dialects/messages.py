@@ -1,10 +1,13 @@
 """Anthropic's messages: blocks of text, tool use and tool results. They are written as those of a chat would be."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, Thing, ToolParts, field, items
+from agentlightning.dialects.attributes import Attributes, Thing, ToolParts, field, items
+from agentlightning.dialects.base import TranslatedDialect
+from agentlightning.dialects.chat_messages import chat_from_messages, messages_from_chat
+from agentlightning.dialects.failures import ANTHROPIC_STATUSES, Failure, dumped
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
     ModelOutput,
@@ -16,26 +19,142 @@ from agentlightning.dialects.output import (
     arguments_object,
     arguments_text,
 )
+from agentlightning.dialects.sse import ServerSentEvent
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
+COUNT_PATH: Final = "/messages/count_tokens"
+_ERROR_TYPES: Final[Mapping[int, str]] = {
+    **{status: kind for kind, status in ANTHROPIC_STATUSES.items()},
+    503: "overloaded_error",
+}
 _Entry = tuple[Any, Any, str | None, list[ToolParts]]
 """Role, content, the call it answers, and the tools it calls."""
 
 
-def request_attributes(body: JsonMapping) -> Attributes:
-    attributes: Attributes = {}
-    fields.write_request(attributes, body, system="anthropic")
-    entries: list[_Entry] = [("system", body["system"], None, [])] if body.get("system") else []
-    entries += [entry for message in items(body.get("messages")) for entry in _entries(message)]
-    for number, (role, content, tool_call_id, calls) in enumerate(entries):
-        prefix = f"{fields.PROMPT}.{number}"
-        fields.write_message(attributes, prefix, role=role, content=content, tool_call_id=tool_call_id)
-        fields.write_tool_calls(attributes, prefix, calls)
-    tools = items(body.get("tools"))
-    fields.write_tools(
-        attributes, [(field(t, "name"), field(t, "description"), field(t, "input_schema")) for t in tools]
-    )
-    return attributes
+class MessagesDialect(TranslatedDialect):
+    """Anthropic's messages."""
+
+    name = "messages"
+    path = "/messages"
+    span_name = "anthropic.messages"
+    span_match = r"anthropic\.messages(?!\.(batches|count_tokens))"
+    """The SDK writes spans of other requests by itself."""
+    sdk = "anthropic"
+    count_path = COUNT_PATH
+    client_header = b"anthropic-version"
+    passed_headers = (b"anthropic-version", b"anthropic-beta")
+    limit_fields = ("max_tokens",)
+    renamed_parameters: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+    last_events = frozenset({"message_stop"})
+
+    def request_attributes(self, body: JsonMapping) -> Attributes:
+        attributes: Attributes = {}
+        fields.write_request(attributes, body, system="anthropic")
+        entries: list[_Entry] = [("system", body["system"], None, [])] if body.get("system") else []
+        entries += [entry for message in items(body.get("messages")) for entry in _entries(message)]
+        for number, (role, content, tool_call_id, calls) in enumerate(entries):
+            prefix = f"{fields.PROMPT}.{number}"
+            fields.write_message(attributes, prefix, role=role, content=content, tool_call_id=tool_call_id)
+            fields.write_tool_calls(attributes, prefix, calls)
+        tools = items(body.get("tools"))
+        fields.write_tools(
+            attributes, [(field(t, "name"), field(t, "description"), field(t, "input_schema")) for t in tools]
+        )
+        return attributes
+
+    def response_attributes(self, response: Thing) -> Attributes:
+        attributes = fields.response_attributes(response)
+        prefix, content = f"{fields.COMPLETION}.0", field(response, "content")
+        texts = _texts(content, "text")
+        fields.write_message(attributes, prefix, role="assistant", content="".join(texts) or None)
+        fields.write_tool_calls(attributes, prefix, _calls(content))
+        if field(response, "stop_reason"):
+            attributes[f"{prefix}.finish_reason"] = fields.plain_text(field(response, "stop_reason"))
+        thinking = _texts(content, "thinking")
+        if thinking:
+            attributes[f"{prefix}.reasoning"] = "".join(thinking)
+        fields.write_token_ids(attributes, fields.PROMPT_IDS, field(response, "prompt_token_ids"))
+        ids = field(response, "response_token_ids") or field(response, "token_ids")
+        fields.write_token_ids(attributes, fields.RESPONSE_IDS, ids)
+        fields.write_logprobs(attributes, fields.LOGPROBS, field(field(response, "logprobs"), "content"))
+        return attributes
+
+    def assembler(self) -> "MessageAssembler":
+        return MessageAssembler()
+
+    def sampling_parameters(self, sampling: JsonMapping) -> JsonObject:
+        parameters = super().sampling_parameters(sampling)
+        if isinstance(parameters.get("stop_sequences"), str):  # a chat takes a single one
+            parameters["stop_sequences"] = [parameters["stop_sequences"]]
+        return parameters
+
+    def to_chat(self, body: JsonMapping) -> JsonObject:
+        return chat_from_messages(body)
+
+    def from_chat(self, body: JsonMapping) -> JsonObject:
+        return messages_from_chat(body)
+
+    def read_output(self, body: JsonMapping) -> ModelOutput:
+        texts = {"text": "", "thinking": ""}
+        calls: list[OutputCall] = []
+        for block in body["content"]:
+            kind = block["type"]
+            if kind in texts:
+                texts[kind] += block[kind]
+            elif kind == "tool_use":
+                calls.append(OutputCall(block["id"], block["name"], arguments_text(block["input"])))
+        return ModelOutput(
+            output_id=body["id"],
+            model=body["model"],
+            text=texts["text"],
+            finish_reason=_FINISH_REASONS.get(body.get("stop_reason") or "", "stop"),
+            usage=read_usage(body.get("usage") or {}),
+            refusal=(body.get("stop_details") or {}).get("explanation") or "",
+            reasoning=texts["thinking"],
+            calls=calls,
+        )
+
+    def write_output(self, output: ModelOutput, request: JsonMapping) -> JsonObject:
+        del request  # a message repeats nothing of it
+        blocks: list[JsonObject] = []
+        if output.reasoning:
+            blocks.append({"type": "thinking", "thinking": output.reasoning, "signature": output.reasoning_field})
+        blocks += [{"type": "text", "text": text} for text in (output.text, output.refusal) if text]
+        for call in output.calls:
+            block = {"type": "tool_use", "id": call.call_id, "name": call.name}
+            blocks.append({**block, "input": arguments_object(call.arguments)})
+        has_calls, has_refusal = bool(output.calls), bool(output.refusal)
+        return {
+            "id": output.output_id,
+            "type": "message",
+            "role": "assistant",
+            "model": output.model,
+            "content": blocks,
+            **_stop_reason(output.finish_reason, output.stop_text, has_calls=has_calls, has_refusal=has_refusal),
+            "usage": write_usage(output.usage),
+        }
+
+    def reader(self, writer: StreamWriter) -> "MessagesReader":
+        return MessagesReader(writer)
+
+    def writer(self, request: JsonMapping) -> "MessagesWriter":
+        return MessagesWriter(request)
+
+    def error_body(self, failure: Failure) -> bytes:
+        otherwise = "invalid_request_error" if 400 <= failure.status < 500 else "api_error"
+        kind = failure.kind if failure.kind in ANTHROPIC_STATUSES else _ERROR_TYPES.get(failure.status, otherwise)
+        return dumped({"type": "error", "error": {"type": kind, "message": failure.message}})
+
+    def error_event(self, failure: Failure, *, sequence_number: int = 0) -> bytes:
+        return ServerSentEvent(self.error_body(failure), "error").encoded()
+
+    def described_model(self, name: str) -> JsonObject:
+        return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+    def model_list(self, names: Sequence[str]) -> JsonObject:
+        listed = [self.described_model(name) for name in names]
+        ends = [names[0], names[-1]] if names else [None, None]
+        return {"data": listed, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
 
 
 def _entries(message: Thing) -> Iterator[_Entry]:
@@ -62,24 +181,6 @@ def _texts(blocks: Thing, kind: str) -> list[str]:
     """What the blocks of a kind say, in the field of the same name."""
     said = [field(block, kind) for block in items(blocks) if field(block, "type") == kind]
     return [text for text in said if isinstance(text, str)]
-
-
-def response_attributes(response: Thing) -> Attributes:
-    attributes = fields.response_attributes(response)
-    prefix, content = f"{fields.COMPLETION}.0", field(response, "content")
-    texts = _texts(content, "text")
-    fields.write_message(attributes, prefix, role="assistant", content="".join(texts) or None)
-    fields.write_tool_calls(attributes, prefix, _calls(content))
-    if field(response, "stop_reason"):
-        attributes[f"{prefix}.finish_reason"] = fields.plain_text(field(response, "stop_reason"))
-    thinking = _texts(content, "thinking")
-    if thinking:
-        attributes[f"{prefix}.reasoning"] = "".join(thinking)
-    fields.write_token_ids(attributes, fields.PROMPT_IDS, field(response, "prompt_token_ids"))
-    ids = field(response, "response_token_ids") or field(response, "token_ids")
-    fields.write_token_ids(attributes, fields.RESPONSE_IDS, ids)
-    fields.write_logprobs(attributes, fields.LOGPROBS, field(field(response, "logprobs"), "content"))
-    return attributes
 
 
 class MessageAssembler:
@@ -116,13 +217,6 @@ class MessageAssembler:
                 block["input"] = block["json"]  # the text as it was written
         return {**self._message, "usage": self._usage, "content": blocks}
 
-
-DIALECT = Dialect(
-    "messages", "/messages", "anthropic.messages", request_attributes, response_attributes, MessageAssembler
-)
-
-
-# ---------------------------------------------------------------------- outputs, for translation
 
 _STOP_REASONS: Final[Mapping[str, str]] = {
     "length": "max_tokens",
@@ -174,48 +268,6 @@ def write_usage(usage: TokenUsage) -> JsonObject:
     if usage.reasoning:
         written["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
     return written
-
-
-def read_output(body: JsonMapping) -> ModelOutput:
-    texts = {"text": "", "thinking": ""}
-    calls: list[OutputCall] = []
-    for block in body["content"]:
-        kind = block["type"]
-        if kind in texts:
-            texts[kind] += block[kind]
-        elif kind == "tool_use":
-            calls.append(OutputCall(block["id"], block["name"], arguments_text(block["input"])))
-    return ModelOutput(
-        output_id=body["id"],
-        model=body["model"],
-        text=texts["text"],
-        finish_reason=_FINISH_REASONS.get(body.get("stop_reason") or "", "stop"),
-        usage=read_usage(body.get("usage") or {}),
-        refusal=(body.get("stop_details") or {}).get("explanation") or "",
-        reasoning=texts["thinking"],
-        calls=calls,
-    )
-
-
-def write_output(output: ModelOutput, request: JsonMapping) -> JsonObject:
-    del request  # a message repeats nothing of it
-    blocks: list[JsonObject] = []
-    if output.reasoning:
-        blocks.append({"type": "thinking", "thinking": output.reasoning, "signature": output.reasoning_field})
-    blocks += [{"type": "text", "text": text} for text in (output.text, output.refusal) if text]
-    for call in output.calls:
-        block = {"type": "tool_use", "id": call.call_id, "name": call.name}
-        blocks.append({**block, "input": arguments_object(call.arguments)})
-    has_calls, has_refusal = bool(output.calls), bool(output.refusal)
-    return {
-        "id": output.output_id,
-        "type": "message",
-        "role": "assistant",
-        "model": output.model,
-        "content": blocks,
-        **_stop_reason(output.finish_reason, output.stop_text, has_calls=has_calls, has_refusal=has_refusal),
-        "usage": write_usage(output.usage),
-    }
 
 
 class MessagesReader(StreamReader):
@@ -338,3 +390,6 @@ class MessagesWriter(StreamWriter):
     def end(self, usage: TokenUsage) -> None:
         self.send({"type": "message_delta", "delta": self._ending, "usage": write_usage(usage)})
         self.send({"type": "message_stop"})
+
+
+DIALECT: Final = MessagesDialect()

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import orjson
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, Thing, ToolParts, field, items
-from agentlightning.dialects.failures import BackendStreamError, failure_in_stream
+from agentlightning.dialects.attributes import Attributes, Thing, ToolParts, field, items
+from agentlightning.dialects.base import TranslatedDialect
+from agentlightning.dialects.chat_responses import chat_from_responses, reasoning_text, responses_from_chat
+from agentlightning.dialects.failures import BackendStreamError, Failure, dumped, failure_in_stream, openai_error
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
     ModelOutput,
@@ -20,24 +22,123 @@ from agentlightning.dialects.output import (
     read_openai_usage,
     write_openai_usage,
 )
+from agentlightning.dialects.sse import ServerSentEvent
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
-_LAST_EVENTS: Final = ("response.completed", "response.incomplete", "response.failed")
+_LAST_EVENTS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
-def request_attributes(body: JsonMapping) -> Attributes:
-    attributes: Attributes = {}
-    fields.write_request(attributes, body, system="openai")
-    number = 0
-    if body.get("instructions"):
-        fields.write_message(attributes, f"{fields.PROMPT}.0", role="system", content=body["instructions"])
-        number = 1
-    given = body.get("input")
-    for item in [{"role": "user", "content": given}] if isinstance(given, str) else items(given):
-        _write_item(attributes, f"{fields.PROMPT}.{number}", item)
-        number += 1
-    fields.write_tools(attributes, _tools(body))
-    return attributes
+class ResponsesDialect(TranslatedDialect):
+    """OpenAI's responses."""
+
+    name = "responses"
+    path = "/responses"
+    span_name = "openai.responses"
+    is_below_deployment = False
+    limit_fields = ("max_output_tokens",)
+    renamed_parameters: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("max_tokens", "max_completion_tokens"), "max_output_tokens"
+    )
+    last_events = _LAST_EVENTS
+    failed_event = "response.failed"
+
+    def request_attributes(self, body: JsonMapping) -> Attributes:
+        attributes: Attributes = {}
+        fields.write_request(attributes, body, system="openai")
+        number = 0
+        if body.get("instructions"):
+            fields.write_message(attributes, f"{fields.PROMPT}.0", role="system", content=body["instructions"])
+            number = 1
+        given = body.get("input")
+        for item in [{"role": "user", "content": given}] if isinstance(given, str) else items(given):
+            _write_item(attributes, f"{fields.PROMPT}.{number}", item)
+            number += 1
+        fields.write_tools(attributes, _tools(body))
+        return attributes
+
+    def response_attributes(self, response: Thing) -> Attributes:
+        attributes = fields.response_attributes(response)
+        prefix = f"{fields.COMPLETION}.0"
+        output = list(items(field(response, "output")))
+        parts = [part for item in output if field(item, "type") == "message" for part in items(field(item, "content"))]
+        texts = [field(part, "text") for part in parts if field(part, "type") == "output_text"]
+        content = "".join(text for text in texts if isinstance(text, str))
+        fields.write_message(attributes, prefix, role="assistant", content=content or None)
+        calls = [_call(item) for item in output if field(item, "type") in ("function_call", "custom_tool_call")]
+        fields.write_tool_calls(attributes, prefix, calls)
+        reason = field(field(response, "incomplete_details"), "reason") or field(response, "status")
+        if reason:
+            attributes[f"{prefix}.finish_reason"] = fields.plain_text(reason)
+        refusals = [field(part, "refusal") for part in parts if field(part, "type") == "refusal"]
+        if refusals:
+            attributes[f"{prefix}.refusal"] = "".join(str(refusal) for refusal in refusals)
+        fields.write_token_ids(attributes, fields.PROMPT_IDS, field(response, "prompt_token_ids"))
+        fields.write_token_ids(attributes, fields.RESPONSE_IDS, _response_ids(response))
+        logprobs = [entry for part in parts for entry in items(field(part, "logprobs"))]
+        fields.write_logprobs(attributes, fields.LOGPROBS, logprobs)
+        return attributes
+
+    def assembler(self) -> "ResponseAssembler":
+        return ResponseAssembler()
+
+    def to_chat(self, body: JsonMapping) -> JsonObject:
+        return chat_from_responses(body)
+
+    def from_chat(self, body: JsonMapping) -> JsonObject:
+        return responses_from_chat(body)
+
+    def read_output(self, body: JsonMapping) -> ModelOutput:
+        if body.get("status") == "failed" or body.get("error"):
+            raise BackendStreamError(failure_in_stream(orjson.dumps(body)))
+        texts = {"output_text": "", "refusal": "", "reasoning": ""}
+        calls: list[OutputCall] = []
+        for item in body["output"]:
+            if item["type"] == "message":
+                for part in item["content"]:
+                    texts[part["type"]] += part["refusal" if part["type"] == "refusal" else "text"]
+            elif item["type"] == "function_call":
+                calls.append(OutputCall(item["call_id"], item["name"], item["arguments"] or "{}"))
+            elif item["type"] == "reasoning":
+                texts["reasoning"] += reasoning_text(item)
+        return ModelOutput(
+            output_id=body["id"],
+            model=body["model"],
+            text=texts["output_text"],
+            finish_reason=_finish_reason(body, has_calls=bool(calls)),
+            usage=read_openai_usage(body.get("usage"), "input", "output"),
+            refusal=texts["refusal"],
+            reasoning=texts["reasoning"],
+            calls=calls,
+            created=body.get("created_at"),
+        )
+
+    def write_output(self, output: ModelOutput, request: JsonMapping) -> JsonObject:
+        """The response that a stream of the same output ends with."""
+        writer = ResponsesWriter(request)
+        writer.start(output.output_id, output.model, output.created or time.time())
+        if output.reasoning:
+            writer.add_text("reasoning", output.reasoning)
+        if output.text or not (output.refusal or output.calls):
+            writer.add_text("content", output.text)
+        if output.refusal:
+            writer.add_text("refusal", output.refusal)
+        for number, call in enumerate(output.calls):
+            writer.open_call(number, call.call_id, call.name)
+            writer.add_arguments(number, call.arguments)
+        writer.close(output.finish_reason, None)
+        return writer.ended(output.usage)
+
+    def reader(self, writer: StreamWriter) -> "ResponsesReader":
+        return ResponsesReader(writer)
+
+    def writer(self, request: JsonMapping) -> "ResponsesWriter":
+        return ResponsesWriter(request)
+
+    def error_event(self, failure: Failure, *, sequence_number: int = 0) -> bytes:
+        error = openai_error(failure)
+        # OpenAI documents the fields at the top and sends them below `error`; its SDK raises on the latter alone.
+        event = {"type": "error", "code": error["code"], "message": error["message"], "param": error["param"]}
+        return ServerSentEvent(dumped({**event, "sequence_number": sequence_number, "error": error}), "error").encoded()
 
 
 def _write_item(attributes: Attributes, prefix: str, item: Thing) -> None:
@@ -71,29 +172,6 @@ def _tools(body: JsonMapping) -> Iterator[ToolParts]:
         yield name, field(tool, "description"), field(tool, "parameters")
 
 
-def response_attributes(response: Thing) -> Attributes:
-    attributes = fields.response_attributes(response)
-    prefix = f"{fields.COMPLETION}.0"
-    output = list(items(field(response, "output")))
-    parts = [part for item in output if field(item, "type") == "message" for part in items(field(item, "content"))]
-    texts = [field(part, "text") for part in parts if field(part, "type") == "output_text"]
-    content = "".join(text for text in texts if isinstance(text, str))
-    fields.write_message(attributes, prefix, role="assistant", content=content or None)
-    calls = [_call(item) for item in output if field(item, "type") in ("function_call", "custom_tool_call")]
-    fields.write_tool_calls(attributes, prefix, calls)
-    reason = field(field(response, "incomplete_details"), "reason") or field(response, "status")
-    if reason:
-        attributes[f"{prefix}.finish_reason"] = fields.plain_text(reason)
-    refusals = [field(part, "refusal") for part in parts if field(part, "type") == "refusal"]
-    if refusals:
-        attributes[f"{prefix}.refusal"] = "".join(str(refusal) for refusal in refusals)
-    fields.write_token_ids(attributes, fields.PROMPT_IDS, field(response, "prompt_token_ids"))
-    fields.write_token_ids(attributes, fields.RESPONSE_IDS, _response_ids(response))
-    logprobs = [entry for part in parts for entry in items(field(part, "logprobs"))]
-    fields.write_logprobs(attributes, fields.LOGPROBS, logprobs)
-    return attributes
-
-
 def _response_ids(response: Thing) -> Thing:
     ids = field(response, "response_token_ids") or field(response, "token_ids")
     return ids[0] if ids and isinstance(ids[0], (list, tuple)) else ids
@@ -122,13 +200,6 @@ class ResponseAssembler:
         said = {"type": "message", "content": [{"type": "output_text", "text": "".join(self._texts)}]}
         return {**self._response, "output": [said]}
 
-
-DIALECT = Dialect(
-    "responses", "/responses", "openai.responses", request_attributes, response_attributes, ResponseAssembler
-)
-
-
-# ---------------------------------------------------------------------- outputs, for translation
 
 _REPEATED: Final[JsonMapping] = {
     "background": False,
@@ -170,42 +241,11 @@ _PART_TYPES: Final[Mapping[TextKind, str]] = {
 }
 
 
-def reasoning_text(item: JsonMapping) -> str:
-    """The text of a reasoning item, or its summary where it has no text."""
-    return "\n\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
-
-
 def _finish_reason(response: JsonMapping, *, has_calls: bool) -> str:
     if response.get("status") == "incomplete":
         reason = (response.get("incomplete_details") or {}).get("reason")
         return "content_filter" if reason == "content_filter" else "length"
     return "tool_calls" if has_calls else "stop"
-
-
-def read_output(body: JsonMapping) -> ModelOutput:
-    if body.get("status") == "failed" or body.get("error"):
-        raise BackendStreamError(failure_in_stream("responses", orjson.dumps(body)))
-    texts = {"output_text": "", "refusal": "", "reasoning": ""}
-    calls: list[OutputCall] = []
-    for item in body["output"]:
-        if item["type"] == "message":
-            for part in item["content"]:
-                texts[part["type"]] += part["refusal" if part["type"] == "refusal" else "text"]
-        elif item["type"] == "function_call":
-            calls.append(OutputCall(item["call_id"], item["name"], item["arguments"] or "{}"))
-        elif item["type"] == "reasoning":
-            texts["reasoning"] += reasoning_text(item)
-    return ModelOutput(
-        output_id=body["id"],
-        model=body["model"],
-        text=texts["output_text"],
-        finish_reason=_finish_reason(body, has_calls=bool(calls)),
-        usage=read_openai_usage(body.get("usage"), "input", "output"),
-        refusal=texts["refusal"],
-        reasoning=texts["reasoning"],
-        calls=calls,
-        created=body.get("created_at"),
-    )
 
 
 def _started(request: JsonMapping, output_id: str, model: str, created: float) -> JsonObject:
@@ -229,23 +269,6 @@ def _text_item(response_id: str, number: int, kind: TextKind, parts: list[JsonOb
     else:
         item = {"id": f"msg_{response_id}_{number}", "type": "message", "role": "assistant"}
     return {**item, "status": "completed", "content": parts}
-
-
-def write_output(output: ModelOutput, request: JsonMapping) -> JsonObject:
-    """The response that a stream of the same output ends with."""
-    writer = ResponsesWriter(request)
-    writer.start(output.output_id, output.model, output.created or time.time())
-    if output.reasoning:
-        writer.add_text("reasoning", output.reasoning)
-    if output.text or not (output.refusal or output.calls):
-        writer.add_text("content", output.text)
-    if output.refusal:
-        writer.add_text("refusal", output.refusal)
-    for number, call in enumerate(output.calls):
-        writer.open_call(number, call.call_id, call.name)
-        writer.add_arguments(number, call.arguments)
-    writer.close(output.finish_reason, None)
-    return writer.ended(output.usage)
 
 
 class ResponsesReader(StreamReader):
@@ -418,3 +441,6 @@ class ResponsesWriter(StreamWriter):
             "output": self._output,
             "usage": write_openai_usage(usage, "input", "output"),
         }
+
+
+DIALECT: Final = ResponsesDialect()

@@ -129,7 +129,7 @@ class ModelCall:
             step: The span of the call; one of its own, if left out.
         """
         CallWatch.notice()
-        self._dialect = dialect
+        self.dialect = dialect
         self._start_time_ns = time.time_ns() if start_time_ns is None else start_time_ns
         self._assembler: Assembler | None = None
         self._first_token_seconds: float | None = None
@@ -149,12 +149,12 @@ class ModelCall:
 
     def add_event(self, event: Mapping[str, object]) -> None:
         """One event of a stream."""
-        if self._is_ended or self._dialect.assembler is None:
+        if self._is_ended:
             return
         with log_failures(logger, "An event of a model's answer could not be read."):
             if self._assembler is None:
-                self._assembler = self._dialect.assembler()
-            if self._assembler.add(event) and self._first_token_seconds is None:
+                self._assembler = self.dialect.assembler()
+            if self._assembler is not None and self._assembler.add(event) and self._first_token_seconds is None:
                 self._first_token_seconds = max(time.time_ns() - self._start_time_ns, 0) / 1e9
 
     def finish(
@@ -176,7 +176,7 @@ class ModelCall:
     def _answer(self, response: object, *, is_cut: bool) -> dict[str, Any]:
         if response is None and self._assembler is not None:
             response = self._assembler.response()
-        attributes = {} if response is None else self._dialect.response_attributes(response)
+        attributes = {} if response is None else self.dialect.response_attributes(response)
         if self._first_token_seconds is not None:
             attributes[TIME_TO_FIRST_TOKEN] = self._first_token_seconds
         if is_cut:
@@ -189,8 +189,6 @@ class ModelCall:
 
 _End = Callable[..., None]
 """Called once or more when nothing more will be read, with the error if there was one."""
-_LAST_EVENTS: Final = ("message_stop", "response.completed", "response.incomplete", "response.failed")
-"""By which dialects without `[DONE]` say that an event is the last."""
 
 
 def read_whole(call: ModelCall, response: Any) -> None:
@@ -251,7 +249,7 @@ class _Body:
 
     def _note_end(self, event: Mapping[str, object]) -> None:
         kind = event.get("type")
-        if kind in _LAST_EVENTS:
+        if kind in self._call.dialect.last_events:
             self._is_done = True
         if event.get("error") or kind == "error":
             error = event.get("error") or event

@@ -16,12 +16,12 @@ A call is left alone if it goes to a place that the resources name already, if t
 `redirect_exclude`, if its client was given to `exclude_from_redirect`, and inside `not_redirected()`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Final
 
-from agentlightning.dialects import COUNT_TOKENS_PATH
+from agentlightning.dialects import PATHS, dialect_of
 from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch
 from agentlightning.instrumentation.model_sdks import AnthropicPatch, OpenAIPatch
 from agentlightning.instrumentation.patch import current_agent
@@ -38,20 +38,11 @@ from agentlightning.instrumentation.threads import ThreadContextPatch
 from agentlightning.litagent.command_environment import warn_once
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, ResourcesUpdate, Rollout
 from agentlightning.types.resources import SEPARATOR, resources_for, scoped_to
-from agentlightning.utils.json_values import JsonMapping, JsonObject
 from agentlightning.utils.once import once
 
 MAIN_LLM: Final = "main_llm"
 """The model, of several, that takes calls of which the resources do not say otherwise."""
 _VERSION: Final = "/v1"
-_EMBEDDINGS: Final = "/embeddings"
-_RENAMED_PARAMETERS: Final[Mapping[str, Mapping[str, str]]] = {
-    "/responses": {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"},
-    "/messages": {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"},
-}
-"""By the end of the path: what the sampling parameters of a chat are called there."""
-_LIMITS: Final = ("max_tokens", "max_completion_tokens")
-"""Two names of one thing; a chat may have only one of them."""
 
 
 def router_for(
@@ -127,11 +118,13 @@ class _Endpoint:
         return any(fnmatchcase(name, pattern) for pattern in self.llm.redirect_exclude for name in names)
 
     def target(self, request: ModelRequest) -> Target:
+        dialect = dialect_of(request.path, PATHS)
+        sampling = self.llm.sampling_parameters
         return Target(
             self._openai_url if request.sdk == "openai" else self._root,
             model=self.llm.model,
             api_key=self._api_key or PLACEHOLDER_KEY,
-            parameters=_parameters(self.llm.sampling_parameters, request.path),
+            parameters={} if dialect is None or not sampling else dialect.sampling_parameters(sampling),
         )
 
 
@@ -173,7 +166,8 @@ class _Redirection:
         if same:
             return same.get(MAIN_LLM) or next(iter(same.values()))
         is_excluded = any(endpoint.excludes(request) for endpoint in taking.values())
-        if _bare(request.path).endswith(_EMBEDDINGS):
+        dialect = dialect_of(request.path, PATHS)
+        if dialect is not None and not dialect.limit_fields:
             if taking and not is_excluded and request.provider is None:
                 warn_once(
                     f"An embedding of the model '{request.model}' is not redirected, because none of the resources has "
@@ -190,22 +184,3 @@ class _Redirection:
                 "redirect=False."
             )
         return taking.get(MAIN_LLM)
-
-
-def _parameters(sampling: JsonMapping, path: str) -> JsonObject:
-    """Sampling parameters as the API at the end of this path calls them."""
-    path = _bare(path)
-    if not sampling or path.endswith((_EMBEDDINGS, COUNT_TOKENS_PATH)):
-        return {}
-    renamed = next((names for ending, names in _RENAMED_PARAMETERS.items() if path.endswith(ending)), None)
-    if renamed is None:
-        limits = dict.fromkeys(_LIMITS) if any(name in sampling for name in _LIMITS) else {}
-        return {**limits, **sampling}
-    parameters = {renamed.get(name, name): value for name, value in sampling.items()}
-    if isinstance(parameters.get("stop_sequences"), str):  # a chat takes a single one
-        parameters["stop_sequences"] = [parameters["stop_sequences"]]
-    return parameters
-
-
-def _bare(path: str) -> str:
-    return path.partition("?")[0].rstrip("/")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 from urllib.parse import unquote
 
-from agentlightning.dialects import DIALECTS, DialectName
+from agentlightning.dialects import COUNT_PATHS, PATHS, Dialect
 from agentlightning.dialects.failures import Failure
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.recorder import Origin
@@ -37,7 +37,6 @@ MOST_ATTEMPTS: Final = 20_000
 MOST_RESOURCES: Final = 256
 _PREFIX: Final = re.compile(r"^/rollout/([^/]+)/attempt/([^/]+)(?:/agent/([^/]+))?(/.*)?$")
 _TRACEPARENT: Final = re.compile(rb"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-_DIALECTS: Final = {dialect.path: dialect.name for dialect in DIALECTS.values()}
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -53,8 +52,10 @@ class Route:
     origin: Origin | None
     path: str
     """Below the attempt, without `/v1`."""
-    dialect: DialectName | None
-    """None, if it is not a model call."""
+    dialect: Dialect | None
+    """None, if no dialect has it."""
+    is_count: bool = False
+    """Whether it counts the tokens of a call that is not made."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def route_of(path: str) -> Route:
     while path.startswith("/v1/"):  # some clients append it to a base URL that has it already
         path = path[3:]
     path = path.rstrip("/") or "/"
-    return Route(origin, path, _DIALECTS.get(path))
+    is_count = path in COUNT_PATHS
+    return Route(origin, path, COUNT_PATHS[path] if is_count else PATHS.get(path), is_count=is_count)
 
 
 def trace_parent(headers: Headers) -> tuple[str, str] | None:

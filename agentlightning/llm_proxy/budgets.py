@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agentlightning.dialects import DialectName
+from agentlightning.dialects import DIALECTS, Dialect
 from agentlightning.dialects.failures import Failure
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.attribution import Refused
@@ -31,15 +31,10 @@ LEAST_SHARE: Final = 4096
 RETRY_SECONDS: Final = 1.0
 """When to try again, where all that is left is reserved for calls in flight."""
 LARGEST_COUNT: Final = 2**31 - 1
-_LIMIT_FIELDS: Final[dict[DialectName, tuple[str, ...]]] = {
-    "chat": ("max_completion_tokens", "max_tokens"),
-    "completions": ("max_tokens",),
-    "responses": ("max_output_tokens",),
-    "messages": ("max_tokens",),
-    "embeddings": (),
-}
 _LEAST_FIELD: Final = "min_tokens"
-_COUNT_FIELDS: Final = ("n", "best_of", _LEAST_FIELD, "max_tokens", "max_completion_tokens", "max_output_tokens")
+_COUNT_FIELDS: Final = tuple(
+    dict.fromkeys(("n", "best_of", _LEAST_FIELD, *(name for one in DIALECTS.values() for name in one.limit_fields)))
+)
 """What multiplies or limits the tokens that are written; a backend may read those of another dialect too."""
 _IS_ABOUT_LIMIT: Final = re.compile(
     rb"max_(completion_|output_|new_)?tokens|context (length|window)|too many tokens", re.IGNORECASE
@@ -158,9 +153,7 @@ class Budgets:
             spent = self._of_rollouts[rollout_id] = Spent()
         return spent
 
-    def admit(
-        self, rollout_id: str | None, dialect: DialectName, body: Mapping[str, Any], prices: Prices
-    ) -> Reservation:
+    def admit(self, rollout_id: str | None, dialect: Dialect, body: Mapping[str, Any], prices: Prices) -> Reservation:
         """Take a call into account; raises `Refused` if there is nothing left for it.
 
         Args:
@@ -169,7 +162,7 @@ class Budgets:
         accounts = [("run", self.per_run, self.of_run)]
         if rollout_id is not None:
             accounts.append((f"rollout '{rollout_id}'", self.per_rollout, self.of_rollout(rollout_id)))
-        limits = _LIMIT_FIELDS[dialect]
+        limits = dialect.limit_fields
         choices = _choices(body) if limits else 1
         left = [_left(whose, budget, spent, prices, choices) for whose, budget, spent in accounts]
         most = min((limit for limit in left if limit is not None), default=None)
@@ -182,11 +175,9 @@ class Budgets:
         return Reservation(prices, tuple(spent for _, _, spent in accounts), most, choices, is_ours=wanted is None)
 
 
-def with_token_limit(
-    dialect: DialectName, body: dict[str, Any], most_written: int, provider: str = ""
-) -> dict[str, Any]:
+def with_token_limit(dialect: Dialect, body: dict[str, Any], most_written: int, provider: str = "") -> dict[str, Any]:
     """A request that writes no more than this, for each of its choices."""
-    names = _LIMIT_FIELDS[dialect]
+    names = dialect.limit_fields
     if not names:
         return body
     named = [name for name in names if body.get(name) is not None]
@@ -199,18 +190,18 @@ def with_token_limit(
     return {**body, **limits} if limits else body
 
 
-def with_whole_counts(dialect: DialectName, body: dict[str, object]) -> dict[str, Any]:
+def with_whole_counts(dialect: Dialect, body: dict[str, object]) -> dict[str, Any]:
     """A request whose counts are whole numbers; the same object, if they are.
 
     Raises:
         Refused: One of them is no such number, or has a name that is not counted.
     """
-    if not _LIMIT_FIELDS[dialect]:
+    if not dialect.limit_fields:
         return body
     # Other names of the same that some servers prefer to the dialect's own.
     for name in ("n_predict", "num_predict", "max_new_tokens", "n_cmpl"):
         if body.get(name) is not None:
-            known = ", ".join(("n", *_LIMIT_FIELDS[dialect]))
+            known = ", ".join(("n", *dialect.limit_fields))
             raise _invalid(name, f"'{name}' is not counted, so it cannot be used where there is a budget; use {known}.")
     changed = {}
     for name in _COUNT_FIELDS:

@@ -27,7 +27,9 @@ from agentlightning.asgi.bodies import Bodies
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
 from agentlightning.asgi.response import Response, json_response
-from agentlightning.dialects.failures import Failure, error_body, failure_of, read_json
+from agentlightning.dialects import CHAT, DIALECTS, Dialect, TranslatedDialect
+from agentlightning.dialects.failures import Failure, failure_of, read_json
+from agentlightning.dialects.translation import Translation, UntranslatableRequest
 from agentlightning.errors import AgentLightningError, NotAllowed
 from agentlightning.llm_proxy.attribution import Attempts, Authenticator, Caller, Headers, Refused, Route, route_of
 from agentlightning.llm_proxy.backends import Backend, BackendPool, BackendRequest, DialectNotServed, PreparedRequest
@@ -35,13 +37,11 @@ from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.proxied_call import ProxiedCall, failure_from, read_request, response_headers
 from agentlightning.llm_proxy.recorder import Recorder
 from agentlightning.llm_proxy.replay import Replays
-from agentlightning.llm_proxy.translation import Translation, UntranslatableRequest
 from agentlightning.llm_proxy.upstream_request import served_model, upstream_headers
 
 logger = logging.getLogger(__name__)
 
 
-COUNT_PATH: Final = "/messages/count_tokens"
 DEADLINE_SECONDS: Final = 60.0
 CHARACTERS_PER_TOKEN: Final = 4
 _FIRST_ERROR: Final = 400
@@ -49,6 +49,7 @@ _FIRST_ERROR: Final = 400
 
 async def count_tokens(gateway: "Gateway", route: Route, request: Request, headers: Headers) -> Response:
     """Have a backend count; never raises but at the end of the server."""
+    dialect = route.dialect or CHAT
     try:
         caller = gateway.authenticator.admit(route, headers)
         await gateway.check_attempt(caller)
@@ -58,12 +59,12 @@ async def count_tokens(gateway: "Gateway", route: Route, request: Request, heade
         call = BackendRequest(
             model=served.name,
             rollout_id="" if caller.origin is None else caller.origin.rollout_id,
-            prepare=lambda backend: _prepared(backend, requested, body, headers),
+            prepare=lambda backend: _prepared(backend, dialect, requested, body, headers),
             resources_id=served.resources_id,
             deadline=time.monotonic() + DEADLINE_SECONDS,
         )
         try:
-            counted = await _counted_by_backend(gateway, call)
+            counted = await _counted_by_backend(gateway, dialect, call)
         except (DialectNotServed, UntranslatableRequest):
             counted = None
         return counted or json_response({"input_tokens": _estimate(requested)})
@@ -72,34 +73,38 @@ async def count_tokens(gateway: "Gateway", route: Route, request: Request, heade
     except Exception:  # a fault of ours: the caller learns that there was one, the log what it was
         logger.exception("The tokens of a request could not be counted.")
         failure = Failure(500, "The proxy failed to serve this call; its log says why.", None)
-    return Response(failure.status, error_body("messages", failure))
+    return Response(failure.status, dialect.error_body(failure))
 
 
-def _prepared(backend: Backend, requested: dict[str, object], body: bytes, headers: Headers) -> PreparedRequest:
-    if backend.count_url is None:
+def _prepared(
+    backend: Backend, dialect: Dialect, requested: dict[str, object], body: bytes, headers: Headers
+) -> PreparedRequest:
+    url = backend.count_url(dialect)
+    if url is None:
         raise DialectNotServed(f"Backend '{backend.name}' counts no tokens.")
-    if "messages" not in backend.dialects:
-        chat = Translation("messages", "chat").request(requested)
+    if dialect.name not in backend.dialects:
+        assert isinstance(dialect, TranslatedDialect)
+        chat = Translation(dialect, CHAT).request(requested)
         counted = {name: chat[name] for name in ("messages", "tools") if name in chat}
         body = orjson.dumps({**counted, "model": backend.model})
     elif backend.model != requested["model"]:
         body = orjson.dumps({**requested, "model": backend.model})
-    dialect = backend.serving("messages")
-    return PreparedRequest(dialect, body, stream=False, headers=upstream_headers(headers), url=backend.count_url)
+    spoken = backend.serving(dialect)
+    return PreparedRequest(spoken, body, stream=False, headers=upstream_headers(headers), url=url)
 
 
-async def _counted_by_backend(gateway: "Gateway", call: BackendRequest) -> Response | None:
+async def _counted_by_backend(gateway: "Gateway", dialect: Dialect, call: BackendRequest) -> Response | None:
     """The backend's answer; None if it has a tokenizer and does not say."""
     async with await gateway.backends.send(call) as response:
         body = await response.read(gateway.settings.max_response_bytes)
-        if "messages" not in response.backend.dialects:  # vLLM's tokenizer
+        if dialect.name not in response.backend.dialects:  # vLLM's tokenizer
             answer = read_json(body)
             count = answer.get("count") if isinstance(answer, dict) and response.status < _FIRST_ERROR else None
             return json_response({"input_tokens": count}) if isinstance(count, int) and count > 0 else None
         if response.status >= _FIRST_ERROR:
             body = response.backend.redacted_bytes(body)
-            failure = failure_of("messages", response.status, body)
-            body = body if body.lstrip().startswith(b"{") else error_body("messages", failure)
+            failure = failure_of(response.status, body, api=dialect.name)
+            body = body if body.lstrip().startswith(b"{") else dialect.error_body(failure)
         return Response(response.status, body, headers=response_headers(response.headers))
 
 
@@ -182,7 +187,7 @@ class Gateway:
         headers: Headers = dict(scope["headers"])
         try:
             self._callers.check(scope)
-            if route.dialect is not None and scope["method"] == "POST":
+            if route.dialect is not None and not route.is_count and scope["method"] == "POST":
                 await ProxiedCall(self, route, request, headers, send).run()
                 return
             response = await self._other(request, route, headers)
@@ -228,11 +233,12 @@ class Gateway:
         is_get = method in ("GET", "HEAD")
         if path in ("/health", "/health/liveliness", "/health/readiness") and is_get:
             return json_response({"status": "ok"})
-        if path == COUNT_PATH and method == "POST":
+        if route.is_count and method == "POST":
             return await count_tokens(self, route, request, headers)
         caller = self.authenticator.admit(route, headers)
         if path.startswith("/models") and is_get:
-            return self._models(unquote(path.removeprefix("/models")), is_anthropic=b"anthropic-version" in headers)
+            spoken = next((one for one in DIALECTS.values() if one.client_header in headers), CHAT)
+            return self._models(unquote(path.removeprefix("/models")), spoken)
         if path == "/agl/status" and is_get:
             if self.authenticator.is_locked and not caller.is_trusted:
                 message = "The proxy's state, with the addresses of its backends, is shown to its own key alone."
@@ -250,24 +256,20 @@ class Gateway:
                     "lost": dict(counts.lost),
                 }
             )
-        if route.dialect is not None or path == COUNT_PATH:
+        if route.dialect is not None:
             raise Refused(Failure(405, f"'{path}' takes POST, not {method}.", "invalid_request_error"))
         raise Refused(Failure(404, f"There is nothing at '{path}'; see the list of routes in the documentation.", None))
 
-    def _models(self, place: str, *, is_anthropic: bool) -> Response:
+    def _models(self, place: str, dialect: Dialect) -> Response:
         """The list of models, or the one that is named behind a slash."""
         names = self.backends.models()
         if not place:
-            listed = [_described(name, is_anthropic=is_anthropic) for name in names]
-            if not is_anthropic:
-                return json_response({"object": "list", "data": listed})
-            ends = [names[0], names[-1]] if names else [None, None]
-            return json_response({"data": listed, "has_more": False, "first_id": ends[0], "last_id": ends[1]})
+            return json_response(dialect.model_list(names))
         name = place.removeprefix("/")
         if name not in names:
             known = ", ".join(names) or "none"
             raise Refused(Failure(404, f"There is no model '{name}'; known are: {known}.", None, "model_not_found"))
-        return json_response(_described(name, is_anthropic=is_anthropic))
+        return json_response(dialect.described_model(name))
 
     def status(self) -> dict[str, Any]:
         """Backends, calls and budgets of the proxy."""
@@ -286,11 +288,5 @@ class Gateway:
         }
 
 
-def _described(name: str, *, is_anthropic: bool) -> dict[str, object]:
-    if is_anthropic:
-        return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
-    return {"id": name, "object": "model", "created": 0, "owned_by": "agentlightning"}
-
-
 def _failed(route: Route, failure: Failure) -> Response:
-    return Response(failure.status, error_body(route.dialect or "chat", failure))
+    return Response(failure.status, (route.dialect or CHAT).error_body(failure))

@@ -20,16 +20,15 @@ from agentlightning.asgi.bodies import check_values
 from agentlightning.asgi.compression import THREAD_FROM_BYTES
 from agentlightning.asgi.request import Request, Send
 from agentlightning.asgi.response import NOSNIFF, Header, Response
-from agentlightning.dialects.failures import BackendStreamError, Failure, error_body, error_event, failure_of, read_json
-from agentlightning.dialects.token_fields import without_unasked
+from agentlightning.dialects.failures import BackendStreamError, Failure, failure_of, read_json
+from agentlightning.dialects.translation import UntranslatableRequest
 from agentlightning.errors import AgentLightningError, PayloadTooLarge, ProxyError, StoreUnavailable
 from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route, trace_parent
 from agentlightning.llm_proxy.backends import BackendError, BackendResponse, UnknownModel
-from agentlightning.llm_proxy.recorder import CallRecord, Origin, Outcome, PendingCall, usage_of
+from agentlightning.llm_proxy.recorder import CallRecord, Origin, Outcome, PendingCall
 from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.stream_relay import StreamRelay
-from agentlightning.llm_proxy.translation import UntranslatableRequest
 from agentlightning.llm_proxy.upstream_request import UpstreamRequest
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ class ProxiedCall:
         if answer.get("error"):  # some report errors with a status of success
             body = record.response = upstream.redacted(body)
             answer = _read_answer(body)
-        record.answer, record.usage = answer, usage_of(answer)
+        record.answer, record.usage = answer, upstream.backend_dialect.usage_in(answer)
         upstream.note_tokens(record)
         shown = _shown_answer(answer, upstream)
         self._finish("answered", response.status)
@@ -234,9 +233,9 @@ class ProxiedCall:
     ) -> None:
         """A backend's error, as it came where the caller speaks its dialect."""
         body = self._record.response = upstream.redacted(body)
-        failure = failure_of(upstream.backend_dialect, response.status, body)
-        if upstream.backend_dialect != self._dialect or not isinstance(read_json(body), dict):
-            body = error_body(self._dialect, failure)
+        failure = failure_of(response.status, body, api=upstream.backend_dialect.name)
+        if upstream.backend_dialect is not self._dialect or not isinstance(read_json(body), dict):
+            body = self._dialect.error_body(failure)
         self._finish("failed", response.status, error=failure.message)
         await self._stored()
         await Response(response.status, body, headers=response_headers(response.headers)).send(self._send)
@@ -249,7 +248,7 @@ class ProxiedCall:
         await self._stored()
         with contextlib.suppress(OSError):
             if self._relay is not None and self._relay.has_begun:
-                event = error_event(self._dialect, failure, sequence_number=self._relay.shown_events)
+                event = self._dialect.error_event(failure, sequence_number=self._relay.shown_events)
                 await self._send({"type": "http.response.body", "body": event, "more_body": False})
                 return
             headers: list[Header] = []
@@ -257,7 +256,7 @@ class ProxiedCall:
                 headers.append((b"retry-after", str(math.ceil(failure.retry_after)).encode()))
             elif outcome == "refused":  # the SDKs of OpenAI and Anthropic would try some of these again
                 headers.append((b"x-should-retry", b"false"))
-            await Response(failure.status, error_body(self._dialect, failure), headers=headers).send(self._send)
+            await Response(failure.status, self._dialect.error_body(failure), headers=headers).send(self._send)
 
 
 def read_request(body: bytes) -> dict[str, Any]:
@@ -303,7 +302,7 @@ def _shown_answer(answer: Mapping[str, Any], upstream: UpstreamRequest) -> bytes
     shown = dict(answer)  # copied as deep as fields are taken out, since the record keeps them
     if isinstance(shown.get("choices"), list):
         shown["choices"] = [dict(choice) if isinstance(choice, dict) else choice for choice in shown["choices"]]
-    return orjson.dumps(shown) if without_unasked(upstream.dialect, shown, upstream.requested) else None
+    return orjson.dumps(shown) if upstream.dialect.without_extras(shown, upstream.requested) else None
 
 
 def response_headers(headers: Mapping[str, str]) -> list[Header]:

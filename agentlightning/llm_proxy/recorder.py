@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from agentlightning.dialects import DIALECTS, DialectName
+from agentlightning.dialects import Dialect
 from agentlightning.dialects.attributes import VERSION_ATTRIBUTE
 from agentlightning.dialects.failures import read_json
 from agentlightning.dialects.sse import SseParser
@@ -66,7 +66,7 @@ class CallRecord:
     """One call."""
 
     origin: Origin
-    dialect: DialectName
+    dialect: Dialect
     """The caller's."""
     trace_id: str
     span_id: str
@@ -88,7 +88,7 @@ class CallRecord:
     is_stream: bool = False
     provider: str = ""
     backend: str = ""
-    backend_dialect: DialectName | None = None
+    backend_dialect: Dialect | None = None
     """None if no backend was called."""
     version: str | None = None
     """Version of the model, by the model list when the call was sent."""
@@ -112,16 +112,6 @@ class CallRecord:
     """When the request came, for durations."""
 
 
-def usage_of(answer: Mapping[str, object]) -> tuple[int, int] | None:
-    """Prompt and completion tokens."""
-    usage = answer.get("usage")
-    if not isinstance(usage, Mapping):
-        return None
-    read = usage.get("prompt_tokens", usage.get("input_tokens"))
-    written = usage.get("completion_tokens", usage.get("output_tokens"))
-    return (read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
-
-
 def spans_of(record: CallRecord, *, with_raw: bool = False) -> list[Span]:
     """The span of a call and, on request, that of its bodies."""
     answer = _answer_of(record)
@@ -134,23 +124,22 @@ def spans_of(record: CallRecord, *, with_raw: bool = False) -> list[Span]:
 def _answer_of(record: CallRecord) -> Mapping[str, object]:
     """The whole answer; empty for a call that failed before it had one."""
     if record.answer is None and record.response and (record.is_stream or record.outcome == "answered"):
-        assembler = DIALECTS[record.backend_dialect or record.dialect].assembler
+        assembler = (record.backend_dialect or record.dialect).assembler()
         if not record.is_stream or record.response.lstrip().startswith(b"{"):
             record.answer = read_json(record.response)
         elif assembler is not None:
-            assembled = assembler()
             for event in SseParser().feed(record.response):
                 chunk = read_json(event.data)
                 if isinstance(chunk, Mapping):
-                    assembled.add(chunk)
-            record.answer = assembled.response()
+                    assembler.add(chunk)
+            record.answer = assembler.response()
     return record.answer if isinstance(record.answer, Mapping) else {}
 
 
 def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, Any]:
     if record.sent_json is None:
         record.sent_json = read_json(record.sent or record.request)
-    dialect = DIALECTS[record.backend_dialect or record.dialect]
+    dialect = record.backend_dialect or record.dialect
     attributes: dict[str, Any] = {}
     # A call of a shape we do not know is still a call.
     with log_failures(logger, "A call of model '%s' could not be read; its span says little of it.", record.model):
@@ -166,7 +155,7 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[s
     if record.origin.agent is not None:
         attributes["agent.name"] = record.origin.agent
     own: dict[str, Any] = {
-        "dialect": record.dialect,
+        "dialect": record.dialect.name,
         "requested_model": record.model,
         "outcome": record.outcome,
         "http_status": record.status,
@@ -176,8 +165,8 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[s
     for name in ("backend", "provider", "version", "replayed_from", "waited_seconds"):
         if value := getattr(record, name):
             own[name] = value
-    if record.backend_dialect not in (None, record.dialect):
-        own["backend_dialect"] = record.backend_dialect
+    if record.backend_dialect is not None and record.backend_dialect is not record.dialect:
+        own["backend_dialect"] = record.backend_dialect.name
     return attributes | {f"{ATTRIBUTE_PREFIX}.{name}": value for name, value in own.items()}
 
 

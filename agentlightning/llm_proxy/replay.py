@@ -22,13 +22,12 @@ from typing import Final
 import orjson
 from typing_extensions import Self
 
-from agentlightning.dialects import DIALECTS, DialectName
+from agentlightning.dialects import DIALECTS, Dialect, TranslatedDialect
 from agentlightning.dialects.failures import Failure
 from agentlightning.dialects.sse import InvalidStream, SseParser
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.attribution import Attempts, Refused
 from agentlightning.llm_proxy.backends import Try
-from agentlightning.llm_proxy.backends.backend import TRANSLATED
 from agentlightning.llm_proxy.recorder import ATTRIBUTE_PREFIX, CALL_SPAN, RAW_SPAN, Origin
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
@@ -48,7 +47,7 @@ class RecordedResponse:
     span_id: str
     sent: bytes
     body: bytes
-    dialect: DialectName
+    dialect: Dialect
     provider: str
     headers: Mapping[str, str]
     backend: str = ""
@@ -95,7 +94,7 @@ class Replays:
         self._records: dict[Origin, asyncio.Task[_Record]] = {}
 
     async def find(
-        self, attempts: Attempts, origin: Origin, dialect: DialectName, request: Mapping[str, object]
+        self, attempts: Attempts, origin: Origin, dialect: Dialect, request: Mapping[str, object]
     ) -> RecordedResponse | None:
         """The response to an identical call; None if there is none, or none left."""
         record = await self._record_of(attempts, origin.attempt)
@@ -194,11 +193,11 @@ def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedResponse]:
         return str(attributes.get(f"{ATTRIBUTE_PREFIX}.{name}") or "")
 
     sent = text("request_body")
-    dialect: object = text("dialect")
-    backend_dialect: object = text("backend_dialect") or dialect
-    is_translated = {dialect, backend_dialect}.issubset(TRANSLATED)
-    if dialect not in DIALECTS or backend_dialect not in DIALECTS or not (dialect == backend_dialect or is_translated):
-        raise ValueError(f"A {dialect!r} call has no answer in {backend_dialect!r}.")
+    dialect = DIALECTS.get(text("dialect"))
+    backend_dialect = DIALECTS.get(text("backend_dialect")) if text("backend_dialect") else dialect
+    is_translated = isinstance(dialect, TranslatedDialect) and isinstance(backend_dialect, TranslatedDialect)
+    if dialect is None or backend_dialect is None or not (dialect is backend_dialect or is_translated):
+        raise ValueError(f"A {text('dialect')!r} call has no answer in {text('backend_dialect')!r}.")
     _object(sent)
     request = _object(text("received_body") or sent)
     is_stream = request.get("stream") is True
@@ -226,10 +225,10 @@ def _object(body: str | bytes) -> dict[str, object]:
     return value
 
 
-def _digest(dialect: DialectName, request: Mapping[str, object]) -> bytes:
+def _digest(dialect: Dialect, request: Mapping[str, object]) -> bytes:
     """What identical calls have in common: everything."""
     content = orjson.dumps(request, option=orjson.OPT_SORT_KEYS)
-    return dialect.encode() + b":" + hashlib.sha256(content).digest()
+    return dialect.name.encode() + b":" + hashlib.sha256(content).digest()
 
 
 def _refused(message: str) -> Refused:

@@ -10,13 +10,11 @@ from typing import Final
 
 import orjson
 
-from agentlightning.dialects import DIALECTS
 from agentlightning.dialects.failures import BackendStreamError, Failure, failure_in_stream, is_error_event
 from agentlightning.dialects.sse import InvalidStream, ServerSentEvent, SseParser
-from agentlightning.dialects.token_fields import is_unasked_usage_chunk, without_unasked
 from agentlightning.errors import ProxyError
 from agentlightning.llm_proxy.backends import BackendBroken, BackendResponse
-from agentlightning.llm_proxy.recorder import CallRecord, usage_of
+from agentlightning.llm_proxy.recorder import CallRecord
 from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.upstream_request import UpstreamRequest
 from agentlightning.utils.deadline import within
@@ -58,8 +56,7 @@ class StreamRelay:
         self._max_bytes = max_bytes
         self._first_part_seconds: float | None = None
         self._finished_choices: set[int] = set()
-        assembler = DIALECTS[upstream.backend_dialect].assembler
-        self._assembler = None if assembler is None else assembler()
+        self._assembler = upstream.backend_dialect.assembler()
         self._translated = None if upstream.translation is None else upstream.translation.stream(upstream.requested)
         self._is_changed = self._translated is not None or upstream.has_extras
 
@@ -187,21 +184,18 @@ class StreamRelay:
             raise InvalidStream(f"The backend's stream holds what is not JSON: {data[:200]!r}") from None
         if not isinstance(content, dict):
             raise InvalidStream(f"The backend's stream holds an event that is no object: {data[:200]!r}")
-        kind = content.get("type")
         if is_error_event(content):
-            raise BackendStreamError(failure_in_stream(dialect, data))
-        if kind == "message_stop" or kind in {"response.completed", "response.incomplete", "response.failed"}:
+            raise BackendStreamError(failure_in_stream(data))
+        if content.get("type") in dialect.last_events:
             self.is_over = True
-        if kind == "response.failed":
-            self.failure = failure_in_stream(dialect, self._upstream.redacted(data))
+        if dialect.is_failed(content):
+            self.failure = failure_in_stream(self._upstream.redacted(data))
         try:
             if self._assembler is not None and self._assembler.add(content) and self._first_part_seconds is None:
                 self._first_part_seconds = time.perf_counter() - self._started_at
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise InvalidStream(f"The backend's stream holds an event of a strange shape: {error!r}") from error
-        for choice in content.get("choices") or ():
-            if isinstance(choice, dict) and choice.get("finish_reason"):
-                self._finished_choices.add(choice.get("index") or 0)
+        self._finished_choices.update(dialect.ended_choices(content))
         return content
 
     def _shown(self, event: ServerSentEvent, content: dict[str, object] | None) -> bytes:
@@ -210,10 +204,10 @@ class StreamRelay:
             shown = [] if content is None else self._translated.add(content)
             return self._encoded([*shown, *self._translated.finish()] if self.is_over else shown)
         if content is not None:
-            requested = self._upstream.requested
-            if is_unasked_usage_chunk(content, requested):
+            dialect, requested = self._upstream.dialect, self._upstream.requested
+            if dialect.is_extra(content, requested):
                 return b""
-            if without_unasked(self._upstream.dialect, content, requested):
+            if dialect.without_extras(content, requested):
                 event = ServerSentEvent(orjson.dumps(content), event.name)
         return self._encoded([event])
 
@@ -227,4 +221,4 @@ class StreamRelay:
         record.first_part_seconds = self._first_part_seconds
         if self._assembler is not None and self._first_part_seconds is not None:
             record.answer = self._assembler.response()
-            record.usage = usage_of(record.answer)
+            record.usage = self._upstream.backend_dialect.usage_in(record.answer)

@@ -13,14 +13,13 @@ from urllib.parse import quote
 
 import orjson
 
-from agentlightning.dialects import DialectName
-from agentlightning.dialects.token_fields import with_tokens_asked, with_usage_asked
+from agentlightning.dialects import DIALECTS, Dialect, TranslatedDialect
+from agentlightning.dialects.translation import Translation
 from agentlightning.llm_proxy.attribution import Headers
 from agentlightning.llm_proxy.backends import Backend, BackendRequest, BackendResponse, PreparedRequest
 from agentlightning.llm_proxy.budgets import Prices, Reservation, is_about_limit, with_token_limit, with_whole_counts
 from agentlightning.llm_proxy.recorder import CallRecord, Origin
 from agentlightning.llm_proxy.replay import RecordedResponse
-from agentlightning.llm_proxy.translation import Translation
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
@@ -31,7 +30,7 @@ _IS_ABOUT_EXTRAS: Final = re.compile(
     rb"return_token_ids|logprobs|stream_options|include_usage|unrecognized|unknown|unexpected|extra|not permitted",
     re.IGNORECASE,
 )
-_WITH_IDS: Final = ("chat", "completions")
+_PASSED_HEADERS: Final = frozenset(name for dialect in DIALECTS.values() for name in dialect.passed_headers)
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,7 @@ async def served_model(gateway: "Gateway", origin: Origin | None, requested: str
 
 def upstream_headers(headers: Headers) -> dict[str, str]:
     """Those of the caller's headers that a backend is sent."""
-    return {
-        name.decode(): headers[name].decode("latin-1")
-        for name in (b"anthropic-version", b"anthropic-beta", b"openai-beta")
-        if name in headers
-    }
+    return {name.decode(): headers[name].decode("latin-1") for name in _PASSED_HEADERS if name in headers}
 
 
 class UpstreamRequest:
@@ -72,7 +67,7 @@ class UpstreamRequest:
     def __init__(
         self,
         gateway: "Gateway",
-        dialect: DialectName,
+        dialect: Dialect,
         origin: Origin | None,
         requested: dict[str, Any],
         record: CallRecord,
@@ -84,7 +79,7 @@ class UpstreamRequest:
         """The caller's request."""
         self.translation: Translation | None = None
         """None, where the backend speaks the caller's dialect."""
-        self.backend_dialect: DialectName = dialect
+        self.backend_dialect: Dialect = dialect
         self.has_extras = False
         """Whether more is asked of the backend than the caller did."""
         self._gateway = gateway
@@ -128,9 +123,10 @@ class UpstreamRequest:
         record.provider, record.replayed_from = recorded.provider, recorded.span_id
         record.backend, record.version, record.backend_dialect = recorded.backend, recorded.version, recorded.dialect
 
-    def _speak(self, dialect: DialectName) -> None:
-        self.backend_dialect = dialect
-        self.translation = None if dialect == self.dialect else Translation(self.dialect, dialect)
+    def _speak(self, dialect: Dialect) -> None:
+        self.backend_dialect, self.translation = dialect, None
+        if isinstance(dialect, TranslatedDialect) and isinstance(self.dialect, TranslatedDialect):
+            self.translation = None if dialect is self.dialect else Translation(self.dialect, dialect)
 
     def _prepare(self, backend: Backend) -> PreparedRequest:
         """The request for one backend."""
@@ -162,10 +158,10 @@ class UpstreamRequest:
             headers["x-rollout-id"], headers["x-attempt-id"] = quote(origin.rollout_id), quote(origin.attempt_id)
         return PreparedRequest(dialect=dialect, body=sent, stream=record.is_stream, headers=headers)
 
-    def _overridden(self, backend: Backend, dialect: DialectName) -> dict[str, object]:
+    def _overridden(self, backend: Backend, dialect: Dialect) -> dict[str, object]:
         """The caller's request, but for fields that the backend's entry overrides for the rollout's resources."""
         overrides = backend.overrides.get(self._model.resources_id or "")
-        if overrides is None or dialect == "embeddings":
+        if overrides is None or not dialect.limit_fields:
             return self.requested
         for name, value in overrides.items():
             reported = (backend.model_name, name)
@@ -179,21 +175,21 @@ class UpstreamRequest:
         removed = [name for name, value in overrides.items() if value is None]
         return {name: value for name, value in {**self.requested, **overrides}.items() if name not in removed}
 
-    def _with_extras(self, backend: Backend, dialect: DialectName, body: dict[str, object]) -> dict[str, object]:
+    def _with_extras(self, backend: Backend, dialect: Dialect, body: dict[str, object]) -> dict[str, object]:
         """Ask for token ids, log-probabilities and the usage of a stream, where the backend may have them."""
         settings, record = self._gateway.settings, self._record
         self.has_extras = False
         record.token_ids = "not asked"
-        if dialect not in _WITH_IDS or self._is_plain or backend.name in self._gateway.plain_backends:
+        if not dialect.carries_tokens or self._is_plain or backend.name in self._gateway.plain_backends:
             return body
         ids = settings.asks_for_ids and backend.gives_token_ids is not False
         logprobs = settings.asks_for_logprobs and backend.gives_logprobs is True
         extended = body
         if ids or logprobs:
-            extended = with_tokens_asked(dialect, body, ids=ids, logprobs=logprobs)
+            extended = dialect.with_tokens(body, ids=ids, logprobs=logprobs)
         asks_for_anything = settings.asks_for_ids or settings.asks_for_logprobs or self._gateway.budgets.is_limited
         if record.is_stream and asks_for_anything:
-            extended = with_usage_asked(dialect, extended)
+            extended = dialect.with_usage(extended)
         self.has_extras = extended != body
         return extended
 
@@ -233,20 +229,15 @@ class UpstreamRequest:
 
     def note_tokens(self, record: CallRecord) -> None:
         """Write on the record whether the token ids came."""
-        answer = record.answer if isinstance(record.answer, Mapping) else {}
-        choices = answer.get("choices") or ()
-        first = choices[0] if choices and isinstance(choices[0], Mapping) else {}
-        has_prompt = answer.get("prompt_token_ids") or first.get("prompt_token_ids")
-        has_response = answer.get("response_token_ids") or first.get("token_ids")
-        if has_prompt and has_response:
+        if isinstance(record.answer, Mapping) and self.backend_dialect.has_token_ids(record.answer):
             record.token_ids = "given"
-        elif self.backend_dialect in _WITH_IDS and isinstance(record.sent_json, Mapping):
+        elif self.backend_dialect.carries_tokens and isinstance(record.sent_json, Mapping):
             was_asked = record.sent_json.get("return_token_ids") or self._is_plain
             record.token_ids = "not given" if was_asked else "not asked"
 
     # ------------------------------------------------------------------ budgets
 
-    def _within_budget(self, backend: Backend, dialect: DialectName, body: dict[str, object]) -> dict[str, object]:
+    def _within_budget(self, backend: Backend, dialect: Dialect, body: dict[str, object]) -> dict[str, object]:
         prices = Prices(backend.input_cost_per_token or 0.0, backend.output_cost_per_token or 0.0)
         if self._reservation is not None and self._reservation.prices != prices:
             self._reservation.cancel()

@@ -7,7 +7,9 @@ from typing import Any
 import anthropic
 import openai
 
+from agentlightning.dialects import DIALECTS, TranslatedDialect
 from agentlightning.dialects.sse import ServerSentEvent
+from agentlightning.dialects.translation import Translation
 
 
 def _transport(default_client: type, content: bytes, status: int, kind: str) -> Any:
@@ -33,3 +35,11 @@ def anthropic_client(content: bytes, *, status: int = 200, kind: str = "text/eve
 
 def sent(events: Iterable[ServerSentEvent]) -> bytes:
     return b"".join(event.encoded() for event in events)
+
+
+def translation(client: str, backend: str) -> Translation:
+    """Serves clients of one dialect from backends of another, both by name."""
+    ours, theirs = DIALECTS[client], DIALECTS[backend]
+    assert isinstance(ours, TranslatedDialect)
+    assert isinstance(theirs, TranslatedDialect)
+    return Translation(ours, theirs)

@@ -82,8 +82,8 @@ def reply_of(spoken: Spoken, answers: list[Answer], shape: Any = "vllm", *, want
 
 
 def assembled(spoken: Spoken, events: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
-    assert spoken.ours.assembler is not None
     assembler = spoken.ours.assembler()
+    assert assembler is not None
     for event in events:
         assembler.add(event)
     return dict(spoken.ours.response_attributes(assembler.response()))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.dialects import DialectName
-from agentlightning.dialects.failures import Failure, error_body, error_event, failure_in_stream, failure_of
+from agentlightning.dialects import DIALECTS
+from agentlightning.dialects.failures import Failure, failure_in_stream, failure_of
 
 OPENAI_ERROR = {"error": {"message": "No.", "type": "invalid_request_error", "param": "model", "code": "bad_model"}}
 VLLM_ERROR = {"object": "error", "message": "Too long.", "type": "BadRequestError", "param": None, "code": 400}
@@ -32,14 +32,14 @@ FASTAPI_ERROR = {"detail": [{"loc": ["body", "model"], "msg": "Field required", 
     ],
 )
 def test_error_is_read_in_every_shape(body: str, message: str, kind: str | None, code: str | None) -> None:
-    failure = failure_of("chat", 400, body.encode())
+    failure = failure_of(400, body.encode(), api="chat")
 
     assert (failure.message, failure.kind, failure.code) == (message, kind, code)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"<p>", b'{"error": {"message": null}}'])
 def test_error_that_says_nothing_is_told_by_its_status(body: bytes) -> None:
-    assert "503 Service Unavailable" in failure_of("chat", 503, body).message
+    assert "503 Service Unavailable" in failure_of(503, body, api="chat").message
 
 
 json_values = st.recursive(
@@ -56,16 +56,16 @@ json_values = st.recursive(
 
 @given(json_values.map(json.dumps).map(str.encode) | st.binary(max_size=30), st.integers(100, 999))
 def test_reading_and_telling_never_raise(body: bytes, status: int) -> None:
-    failure = failure_of("messages", status, body)
+    failure = failure_of(status, body, api="messages")
 
     assert failure.message
-    assert failure_in_stream("chat", body).message
-    assert json.loads(error_body("chat", failure))["error"]["type"]
-    assert json.loads(error_body("messages", failure))["error"]["message"]
+    assert failure_in_stream(body).message
+    assert json.loads(DIALECTS["chat"].error_body(failure))["error"]["type"]
+    assert json.loads(DIALECTS["messages"].error_body(failure))["error"]["message"]
 
 
 def test_half_a_surrogate_pair_is_told_as_text() -> None:
-    assert b"bad ?" in error_body("messages", Failure(500, "bad \ud800", None))
+    assert b"bad ?" in DIALECTS["messages"].error_body(Failure(500, "bad \ud800", None))
 
 
 @pytest.mark.parametrize(
@@ -85,32 +85,29 @@ def test_half_a_surrogate_pair_is_told_as_text() -> None:
     ],
 )
 def test_error_has_the_dialects_own_type(failure: Failure, openai_type: str, anthropic_type: str) -> None:
-    assert json.loads(error_body("responses", failure))["error"]["type"] == openai_type
-    assert json.loads(error_body("messages", failure)) == {
+    assert json.loads(DIALECTS["responses"].error_body(failure))["error"]["type"] == openai_type
+    assert json.loads(DIALECTS["messages"].error_body(failure)) == {
         "type": "error",
         "error": {"type": anthropic_type, "message": "m"},
     }
 
 
 @pytest.mark.parametrize(
-    ("dialect", "told", "status"),
+    ("told", "status"),
     [
-        ("messages", ANTHROPIC_ERROR, 529),
-        ("chat", {"error": {"message": "m", "type": "server_error", "code": "rate_limit_exceeded"}}, 429),
-        ("chat", {"error": {"message": "m", "type": "BadRequestError", "code": 400}}, 400),
-        ("chat", {"error": "m"}, 500),
-        ("responses", {"type": "error", "message": "m", "code": "invalid_prompt", "param": None}, 400),
+        (ANTHROPIC_ERROR, 529),
+        ({"error": {"message": "m", "type": "server_error", "code": "rate_limit_exceeded"}}, 429),
+        ({"error": {"message": "m", "type": "BadRequestError", "code": 400}}, 400),
+        ({"error": "m"}, 500),
+        ({"type": "error", "message": "m", "code": "invalid_prompt", "param": None}, 400),
         (
-            "responses",
             {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "m"}}},
             500,
         ),
     ],
 )
-def test_error_within_a_stream_gets_the_status_it_would_have_had(
-    dialect: DialectName, told: dict[str, Any], status: int
-) -> None:
-    failure = failure_in_stream(dialect, json.dumps(told).encode())
+def test_error_within_a_stream_gets_the_status_it_would_have_had(told: dict[str, Any], status: int) -> None:
+    failure = failure_in_stream(json.dumps(told).encode())
 
     assert failure.status == status
     assert failure.message in ("m", "Overloaded")
@@ -118,7 +115,7 @@ def test_error_within_a_stream_gets_the_status_it_would_have_had(
 
 
 def test_error_event_of_responses_has_the_number_that_is_next() -> None:
-    event = error_event("responses", Failure(429, "gone", None), sequence_number=4)
+    event = DIALECTS["responses"].error_event(Failure(429, "gone", None), sequence_number=4)
 
     assert event.startswith(b"event: error\n")
     assert json.loads(event.partition(b"data: ")[2])["sequence_number"] == 4

@@ -7,6 +7,7 @@ from typing import Any
 
 import requests
 
+from agentlightning.dialects import CHAT
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.llm_proxy.recorder import CallRecord, Origin
 from agentlightning.store import InMemoryLightningStore, LightningStore
@@ -79,7 +80,7 @@ def record(rollout: AttemptedRollout | None = None, number: int = 0, **changes: 
     ids = ("ro-1", "at-1") if rollout is None else (rollout.rollout_id, rollout.attempt.attempt_id)
     fields: dict[str, Any] = {
         "origin": Origin(*ids),
-        "dialect": "chat",
+        "dialect": CHAT,
         "trace_id": f"{number + 1:032x}",
         "span_id": f"{2 * number + 1:016x}",
         "raw_span_id": f"{2 * number + 2:016x}",
@@ -88,7 +89,7 @@ def record(rollout: AttemptedRollout | None = None, number: int = 0, **changes: 
         "status": 200,
         "provider": "openai",
         "backend": "m#0",
-        "backend_dialect": "chat",
+        "backend_dialect": CHAT,
         "request": b'{"model":"m","messages":[{"role":"user","content":"%d"}]}' % number,
         "response": b'{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"}}]}',
     }

@@ -10,6 +10,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentlightning.dialects import CHAT, DIALECTS
 from agentlightning.llm_proxy import Budget
 from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.budgets import (
@@ -33,7 +34,7 @@ LONG = "word " * 500
 
 def refusal(budgets: Budgets, **body: Any) -> tuple[int, str | None]:
     with pytest.raises(Refused) as told:
-        budgets.admit("ro", "chat", body, FREE)
+        budgets.admit("ro", CHAT, body, FREE)
     return told.value.failure.status, told.value.failure.code
 
 
@@ -50,25 +51,25 @@ def test_call_without_limit_gets_a_share_of_what_is_left() -> None:
     budgets = Budgets(per_run=Budget(tokens=10_000_000))
     small = Budgets(per_run=Budget(tokens=1000))
 
-    assert budgets.admit("ro", "chat", {}, FREE).most_written == 10_000_000 // SHARES
-    assert small.admit("ro", "chat", {}, FREE).most_written == 1000 < LEAST_SHARE
+    assert budgets.admit("ro", CHAT, {}, FREE).most_written == 10_000_000 // SHARES
+    assert small.admit("ro", CHAT, {}, FREE).most_written == 1000 < LEAST_SHARE
 
 
 def test_what_is_reserved_is_not_gone_but_to_be_waited_for() -> None:
     budgets = Budgets(per_run=Budget(tokens=1000))
-    first = budgets.admit("ro", "chat", {"max_tokens": 1000}, FREE)
+    first = budgets.admit("ro", CHAT, {"max_tokens": 1000}, FREE)
 
     assert refusal(budgets) == (429, "budget_reserved")
     first.charge((10, 20))
-    assert budgets.admit("ro", "chat", {}, FREE).most_written == 970
+    assert budgets.admit("ro", CHAT, {}, FREE).most_written == 970
 
 
 def test_call_that_is_taken_back_leaves_no_trace() -> None:
     budgets = Budgets(per_run=Budget(tokens=1000, calls=1))
-    budgets.admit("ro", "chat", {}, Prices(1.0, 1.0)).cancel()
+    budgets.admit("ro", CHAT, {}, Prices(1.0, 1.0)).cancel()
 
     assert budgets.of_run == Spent()
-    assert budgets.admit("ro", "chat", {}, FREE).most_written == 1000
+    assert budgets.admit("ro", CHAT, {}, FREE).most_written == 1000
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_call_that_is_taken_back_leaves_no_trace() -> None:
     ],
 )
 def test_what_each_choice_may_write(dialect: Any, body: dict[str, Any], most: int) -> None:
-    reservation = Budgets(per_run=Budget(tokens=1000)).admit("ro", dialect, body, FREE)
+    reservation = Budgets(per_run=Budget(tokens=1000)).admit("ro", DIALECTS[dialect], body, FREE)
 
     assert reservation.most_written == most
     assert reservation.tokens <= 1000
@@ -116,7 +117,7 @@ def test_what_each_choice_may_write(dialect: Any, body: dict[str, Any], most: in
     ],
 )
 def test_request_is_limited(dialect: Any, provider: str, body: dict[str, Any], limits: dict[str, int]) -> None:
-    assert with_token_limit(dialect, body, 100, provider) == limits
+    assert with_token_limit(DIALECTS[dialect], body, 100, provider) == limits
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_what_is_written_never_exceeds_any_budget(made: list[Any], of_run: int, 
     for rollout_id, limit, choices, share, fails, settled in made:
         body = {"n": choices} if limit is None else {"n": choices, "max_tokens": limit}
         with contextlib.suppress(Refused):
-            under_way.append((budgets.admit(rollout_id, "chat", body, Prices(0.0, 1.0)), share, fails))
+            under_way.append((budgets.admit(rollout_id, CHAT, body, Prices(0.0, 1.0)), share, fails))
         for reservation, part, is_failed in [under_way.pop() for _ in range(min(settled, len(under_way)))]:
             written = int(reservation.tokens * part)
             reservation.charge(None if is_failed else (0, written))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import requests
 
+from agentlightning.dialects import CHAT
 from agentlightning.errors import StoreUnavailable
 from agentlightning.llm_proxy import Budget, LLMProxy
 from agentlightning.llm_proxy.attribution import Attempts
@@ -273,10 +274,10 @@ async def test_record_that_could_not_be_read_is_asked_for_again() -> None:
     origin = Origin(rollout.rollout_id, rollout.attempt.attempt_id)
 
     with pytest.raises(StoreUnavailable):
-        await replays.find(attempts, origin, "chat", chat("a"))
+        await replays.find(attempts, origin, CHAT, chat("a"))
     store.is_away = False
 
-    assert await replays.find(attempts, origin, "chat", chat("a")) is None
+    assert await replays.find(attempts, origin, CHAT, chat("a")) is None
 
 
 async def test_attempt_that_the_store_does_not_know_asks_the_model(proxy: LLMProxy, model: StubModel) -> None:

@@ -61,7 +61,7 @@ _OTHER_FUNCTIONS: Final = (
 )
 """Which also carry what a user wrote; not every release has them all."""
 _SENT_DIALECTS: Final = OPENAI_DIALECTS | {
-    path: dataclasses.replace(dialect, span_name=_CHAT.span_name) for path, dialect in ANTHROPIC_DIALECTS.items()
+    path: dialect.recorded_as(_CHAT.span_name) for path, dialect in ANTHROPIC_DIALECTS.items()
 }
 _CALL: Final = "_agentlightning_call"
 """Under which name a stream keeps its call."""

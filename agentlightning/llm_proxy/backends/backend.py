@@ -22,15 +22,13 @@ import yarl
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
 from pydantic.dataclasses import dataclass
 
-from agentlightning.dialects import DIALECTS, DialectName
+from agentlightning.dialects import ANTHROPIC_DIALECTS, DIALECTS, OPENAI_DIALECTS, Dialect, TranslatedDialect
 from agentlightning.errors import ConfigurationError, ProxyError
 
 Provider = Literal["openai", "hosted_vllm", "vllm", "text-completion-openai", "anthropic", "azure", "agl"]
 
 WILDCARD: Final = "*"
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
-TRANSLATED: Final[tuple[DialectName, ...]] = ("chat", "messages", "responses")
-"""Dialects that are translated into each other, in the order of preference."""
 _AZURE_DEPLOYMENTS: Final = "/openai/deployments/"
 _PLAIN_NAME: Final = re.compile(r"(?!.*(\.\.|//))\w[\w.:@+/-]*", re.ASCII | re.IGNORECASE)
 
@@ -87,6 +85,13 @@ class BackendBroken(BackendError):
     """A response that began and did not come to its end."""
 
 
+def _known_dialect(name: str) -> str:
+    if name not in DIALECTS:
+        raise ValueError(f"there is no dialect '{name}'; known are {', '.join(DIALECTS)}")
+    return name
+
+
+_DialectName = Annotated[str, AfterValidator(_known_dialect)]
 _Limit = Annotated[int, Field(ge=1)]
 _Label = Annotated[str, Field(coerce_numbers_to_str=True)]
 _Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -129,7 +134,7 @@ class Backend:
     gives_token_ids: StrictBool | None = False
     """Whether it returns token ids on request; None: the first call finds out."""
     gives_logprobs: StrictBool | None = False
-    dialects: Annotated[tuple[DialectName, ...], Field(min_length=1)] = ("chat",)
+    dialects: Annotated[tuple[_DialectName, ...], Field(min_length=1)] = ("chat",)
     """The dialects it speaks, best first."""
     api_version: str | None = None
     """On Azure, the version of the interface."""
@@ -145,23 +150,22 @@ class Backend:
         """Whether the other is this server with another version of the model, or another name for it."""
         return dataclasses.replace(self, version=other.version, model=other.model) == other
 
-    def url_of(self, dialect: DialectName) -> str:
+    def url_of(self, dialect: Dialect) -> str:
         """The address for calls in this dialect."""
         if self.provider != "azure" or self.api_version is None:  # Azure's interface without versions is as OpenAI's
-            return self.base_url + DIALECTS[dialect].path
+            return self.base_url + dialect.path
         resource, _, deployment = self.base_url.partition(_AZURE_DEPLOYMENTS)
-        if dialect == "responses":
-            return self._azure_url(f"{resource}/openai/responses")
-        return self._azure_url(f"{resource}{_AZURE_DEPLOYMENTS}{deployment or self.model}{DIALECTS[dialect].path}")
+        if not dialect.is_below_deployment:
+            return self._azure_url(f"{resource}/openai{dialect.path}")
+        return self._azure_url(f"{resource}{_AZURE_DEPLOYMENTS}{deployment or self.model}{dialect.path}")
 
     def _azure_url(self, url: str) -> str:
         return url + str(yarl.URL.build(query={"api-version": self.api_version or ""}))
 
-    @property
-    def count_url(self) -> str | None:
+    def count_url(self, dialect: Dialect) -> str | None:
         """The address that counts the tokens of a request; None if the server has none."""
-        if "messages" in self.dialects:
-            return self.url_of("messages") + "/count_tokens"
+        if dialect.name in self.dialects and dialect.count_path is not None:
+            return self.base_url + dialect.count_path
         # Providers whose servers have vLLM's `/tokenize`.
         return (
             self.base_url.removesuffix("/v1") + "/tokenize" if self.provider in {"hosted_vllm", "vllm", "agl"} else None
@@ -178,13 +182,14 @@ class Backend:
             return self._azure_url(f"{self.base_url.partition(_AZURE_DEPLOYMENTS)[0]}/openai{self.health_path}")
         return self.base_url + self.health_path
 
-    def serving(self, dialect: DialectName) -> DialectName:
+    def serving(self, dialect: Dialect) -> Dialect:
         """The dialect to speak to this backend for a caller that speaks the given one."""
-        if dialect in self.dialects:
+        if dialect.name in self.dialects:
             return dialect
-        spoken = [one for one in TRANSLATED if one in self.dialects] if dialect in TRANSLATED else []
-        if spoken:
-            return spoken[0]
+        if isinstance(dialect, TranslatedDialect):
+            for other in DIALECTS.values():
+                if isinstance(other, TranslatedDialect) and other.name in self.dialects:
+                    return other
         raise DialectNotServed(
             f"Backend '{self.name}' does not serve the {dialect} dialect; it speaks {', '.join(self.dialects)}."
         )
@@ -257,7 +262,7 @@ _OPENAI_ALIKE: Final = frozenset({"openai_like", "custom_openai", "litellm_proxy
 class _ProviderDefaults:
     """What holds for a provider's servers where an entry does not say otherwise."""
 
-    dialects: tuple[DialectName, ...]
+    dialects: tuple[str, ...]
     key_variable: str = ""
     address_variables: tuple[str, ...] = ()
     address: str | None = None
@@ -265,7 +270,8 @@ class _ProviderDefaults:
     gives_logprobs: bool = False
 
 
-_OPENAI_DIALECTS: Final[tuple[DialectName, ...]] = ("chat", "completions", "responses", "embeddings")
+_OPENAI_NAMES: Final = tuple(dialect.name for dialect in OPENAI_DIALECTS.values())
+_ANTHROPIC_NAMES: Final = tuple(dialect.name for dialect in ANTHROPIC_DIALECTS.values())
 # Trained servers give token ids and log-probabilities with chats alone, so responses are translated into those, also
 # where the server has an endpoint for them.
 _TRAINED: Final = _ProviderDefaults(("chat", "completions", "embeddings"), gives_token_ids=True, gives_logprobs=True)
@@ -274,15 +280,18 @@ _VLLM: Final = _ProviderDefaults(
 )
 _OPENAI_ADDRESS: Final = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 _PROVIDERS: Final[Mapping[Provider, _ProviderDefaults]] = {
-    "openai": _ProviderDefaults(_OPENAI_DIALECTS, "OPENAI_API_KEY", _OPENAI_ADDRESS, OPENAI_URL, gives_token_ids=None),
+    "openai": _ProviderDefaults(_OPENAI_NAMES, "OPENAI_API_KEY", _OPENAI_ADDRESS, OPENAI_URL, gives_token_ids=None),
     "text-completion-openai": _ProviderDefaults(("completions",), "OPENAI_API_KEY", _OPENAI_ADDRESS, OPENAI_URL),
     "hosted_vllm": _VLLM,
     "vllm": _VLLM,
     "agl": _TRAINED,
     "anthropic": _ProviderDefaults(
-        ("messages",), "ANTHROPIC_API_KEY", ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), "https://api.anthropic.com/v1"
+        _ANTHROPIC_NAMES,
+        "ANTHROPIC_API_KEY",
+        ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"),
+        "https://api.anthropic.com/v1",
     ),
-    "azure": _ProviderDefaults(_OPENAI_DIALECTS, "AZURE_API_KEY", ("AZURE_API_BASE",)),
+    "azure": _ProviderDefaults(_OPENAI_NAMES, "AZURE_API_KEY", ("AZURE_API_BASE",)),
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Final
 
-from agentlightning.dialects import DialectName
+from agentlightning.dialects import Dialect
 from agentlightning.llm_proxy.backends.backend import Backend, BackendUnavailable, DeadlineExceeded, Try
 from agentlightning.llm_proxy.backends.backend_state import BackendState, first_line
 
@@ -28,7 +28,7 @@ _HASHES: Final = 1 << (8 * _HASH_BYTES)
 class PreparedRequest:
     """A request as it goes to one backend."""
 
-    dialect: DialectName
+    dialect: Dialect
     body: bytes
     stream: bool
     headers: Mapping[str, str] = field(default_factory=dict)

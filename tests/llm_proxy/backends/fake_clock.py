@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from agentlightning.dialects import CHAT
 from agentlightning.llm_proxy.backends import Backend, BackendRequest, Clock, PreparedRequest
 from agentlightning.llm_proxy.backends.backend_state import Timer
 from tests.stub_model.raw import PATIENCE_SECONDS
@@ -65,7 +66,7 @@ class FakeTimer:
 
 
 def chat(backend: Backend) -> PreparedRequest:
-    return PreparedRequest("chat", b"{}", stream=False)
+    return PreparedRequest(CHAT, b"{}", stream=False)
 
 
 def request_for(model: str = "m", who: str = "", **fields: Any) -> BackendRequest:

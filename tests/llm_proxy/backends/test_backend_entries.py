@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning.dialects import DIALECTS
 from agentlightning.errors import ConfigurationError, ProxyError
 from agentlightning.llm_proxy.backends import Backend, BackendUnavailable, DialectNotServed, Try, backend_of
 
@@ -42,7 +43,7 @@ def hosted(**fields: Any) -> Backend:
 def test_prefix_names_the_provider(model: str, params: dict[str, Any], provider: str, upstream: str, url: str) -> None:
     made = backend(model, **params)
 
-    assert (made.provider, made.model, made.url_of("chat")) == (provider, upstream, url)
+    assert (made.provider, made.model, made.url_of(DIALECTS["chat"])) == (provider, upstream, url)
 
 
 @pytest.mark.parametrize("base", ["https://a.com", "https://a.com/", "https://a.com/v1", "https://a.com/v1/messages"])
@@ -50,7 +51,7 @@ def test_prefix_names_the_provider(model: str, params: dict[str, Any], provider:
 def test_anthropic_speaks_messages_at_any_form_of_its_address(base: str, model: str) -> None:
     made = backend(model, api_base=base, api_key=SECRET)
 
-    assert (made.model, made.url_of("messages")) == ("claude-x", "https://a.com/v1/messages")
+    assert (made.model, made.url_of(DIALECTS["messages"])) == ("claude-x", "https://a.com/v1/messages")
     assert made.headers == {"x-api-key": SECRET, "anthropic-version": "2023-06-01"}
 
 
@@ -59,7 +60,7 @@ def test_azure_sends_its_own_header_and_asks_for_health_beside_the_deployments()
 
     assert made.headers == {"api-key": SECRET}
     assert made.health_url == "https://x.azure.com/openai/models?api-version=v9"
-    assert made.url_of("responses") == "https://x.azure.com/openai/responses?api-version=v9"
+    assert made.url_of(DIALECTS["responses"]) == "https://x.azure.com/openai/responses?api-version=v9"
 
 
 def test_key_and_address_may_come_from_a_named_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,13 +222,13 @@ def test_user_and_password_of_an_address_become_a_header() -> None:
     ],
 )
 def test_client_is_served_in_a_dialect_that_can_be_translated(spoken: list[str], client: Any, served: str) -> None:
-    assert hosted(model_info={"dialects": spoken}).serving(client) == served
+    assert hosted(model_info={"dialects": spoken}).serving(DIALECTS[client]).name == served
 
 
 @pytest.mark.parametrize("client", ["completions", "embeddings"])
 def test_dialect_without_a_way_is_refused_in_words(client: Any) -> None:
     with pytest.raises(DialectNotServed, match=f"'m#3 at http://h:1/v1' does not serve the {client} dialect") as caught:
-        hosted(model_info={"dialects": ["messages"]}).serving(client)
+        hosted(model_info={"dialects": ["messages"]}).serving(DIALECTS[client])
 
     assert isinstance(caught.value, ProxyError)
     assert caught.value.http_status == 400

@@ -6,6 +6,7 @@ from email.utils import formatdate
 
 import pytest
 
+from agentlightning.dialects import DIALECTS
 from agentlightning.llm_proxy.backends import (
     Backend,
     BackendBroken,
@@ -153,7 +154,7 @@ async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_pool: Mak
 
     def prepare(backend: Backend) -> PreparedRequest:
         prepared.append(backend.base_url)
-        return PreparedRequest("completions", backend.name.encode(), stream=False, headers={"X-Try": "yes"})
+        return PreparedRequest(DIALECTS["completions"], backend.name.encode(), stream=False, headers={"X-Try": "yes"})
 
     pool = make_pool(failing, other, num_retries=1)
     async with await pool.send(request_for(prepare=prepare)) as answer:
@@ -173,7 +174,7 @@ async def test_backend_of_another_dialect_is_passed_over(serve: Serve, make_pool
     pool = make_pool(only_messages, second)
 
     def prepare(backend: Backend) -> PreparedRequest:
-        return PreparedRequest(backend.serving("embeddings"), b"{}", stream=False)
+        return PreparedRequest(backend.serving(DIALECTS["embeddings"]), b"{}", stream=False)
 
     for _ in range(4):
         async with await pool.send(request_for(prepare=prepare)) as answer:
@@ -370,7 +371,9 @@ async def test_large_body_goes_through_without_a_warning(serve: Serve, make_pool
     pool = make_pool(server)
     body = b"y" * 3_000_000
 
-    async with await pool.send(request_for(prepare=lambda _: PreparedRequest("chat", body, stream=False))) as answer:
+    async with await pool.send(
+        request_for(prepare=lambda _: PreparedRequest(DIALECTS["chat"], body, stream=False))
+    ) as answer:
         assert answer.status == 200
     assert server.requests[0].content == body
 

@@ -12,15 +12,10 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import TypeAdapter
 
-from agentlightning.dialects import DialectName
 from agentlightning.dialects.failures import BackendStreamError
 from agentlightning.dialects.sse import DONE, InvalidStream, ServerSentEvent, SseParser
-from agentlightning.llm_proxy.translation import (
-    InvalidResponse,
-    StreamTranslation,
-    Translation,
-)
-from tests.dialects.sdks import anthropic_client, openai_client, sent
+from agentlightning.dialects.translation import InvalidResponse, StreamTranslation
+from tests.dialects.sdks import anthropic_client, openai_client, sent, translation
 from tests.stub_model.chat import CHAT
 from tests.stub_model.dialect import Dialect
 from tests.stub_model.messages import MESSAGES
@@ -28,9 +23,9 @@ from tests.stub_model.responses import RESPONSES
 from tests.stub_model.script import Answer, Choice, Reply, Request
 from tests.stub_model.words import ToolCall, pieces_of
 
-SPEAKERS: tuple[DialectName, ...] = ("chat", "messages", "responses")
+SPEAKERS: tuple[str, ...] = ("chat", "messages", "responses")
 PAIRS = [(client, backend) for client in SPEAKERS for backend in SPEAKERS if client != backend]
-CYCLE: list[tuple[DialectName, DialectName]] = [("chat", "messages"), ("messages", "responses"), ("responses", "chat")]
+CYCLE: list[tuple[str, str]] = [("chat", "messages"), ("messages", "responses"), ("responses", "chat")]
 """Every dialect once as the client's and once as the backend's."""
 CALLS = (ToolCall("weather", '{"city":"Zürich","days":[1,2]}', "call_1"), ToolCall("now", "{}", "call_2"))
 RICH = Answer("Let me look.", CALLS, thought="Hmm, weather.")
@@ -41,19 +36,19 @@ ANSWERS = {
     "cut": Answer("Once upon", cut_after_events=0),
     "empty": Answer(),
 }
-REQUESTS: dict[DialectName, dict[str, Any]] = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "messages": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
     "responses": {"model": "m", "input": "hi"},
 }
-TYPES: dict[DialectName, Any] = {"chat": ChatCompletion, "messages": Message, "responses": Response}
+TYPES: dict[str, Any] = {"chat": ChatCompletion, "messages": Message, "responses": Response}
 
 
-BACKENDS: dict[DialectName, Dialect] = {"chat": CHAT, "messages": MESSAGES, "responses": RESPONSES}
+BACKENDS: dict[str, Dialect] = {"chat": CHAT, "messages": MESSAGES, "responses": RESPONSES}
 PROMPT_TOKENS, CACHED_TOKENS = 20, 5
 
 
-def reply_of(backend: DialectName, answer: Answer) -> Reply:
+def reply_of(backend: str, answer: Answer) -> Reply:
     """The answer as a backend with all its extras gives it; `cut_after_events` stands for the token limit."""
     body = {**REQUESTS[backend], "return_token_ids": backend == "chat", "stream_options": {"include_usage": True}}
     request = Request("/", {}, json.dumps(body).encode(), prompt_token_ids=tuple(range(PROMPT_TOKENS)))
@@ -64,26 +59,26 @@ def reply_of(backend: DialectName, answer: Answer) -> Reply:
     return Reply("chatcmpl-1", 1700000000, request, (choice,), cached_tokens=CACHED_TOKENS)
 
 
-def whole(backend: DialectName, answer: Answer) -> dict[str, Any]:
+def whole(backend: str, answer: Answer) -> dict[str, Any]:
     return BACKENDS[backend].write(reply_of(backend, answer))
 
 
-def events(backend: DialectName, answer: Answer) -> list[dict[str, Any]]:
+def events(backend: str, answer: Answer) -> list[dict[str, Any]]:
     stream = SseParser().feed(b"".join(BACKENDS[backend].stream(reply_of(backend, answer))))
     return [json.loads(event.data) for event in stream if event != DONE]
 
 
-def request_of(client: DialectName) -> dict[str, Any]:
+def request_of(client: str) -> dict[str, Any]:
     request = {**REQUESTS[client], "stream": True}
     return {**request, "stream_options": {"include_usage": True}} if client == "chat" else request
 
 
-def told(client: DialectName, backend: DialectName, answer: Answer) -> list[ServerSentEvent]:
-    stream = Translation(client, backend).stream(request_of(client))
+def told(client: str, backend: str, answer: Answer) -> list[ServerSentEvent]:
+    stream = translation(client, backend).stream(request_of(client))
     return [*(out for event in events(backend, answer) for out in stream.add(event)), *stream.finish()]
 
 
-def accumulated(client: DialectName, stream: bytes) -> Any:
+def accumulated(client: str, stream: bytes) -> Any:
     """What the real SDK puts together from a stream."""
     if client == "messages":
         with anthropic_client(stream) as sdk, sdk.messages.stream(**REQUESTS[client]) as manager:
@@ -120,7 +115,7 @@ def text_of(part: Any) -> str:
     return str(part.refusal if part.type == "refusal" else part.text)
 
 
-def essence(client: DialectName, answer: dict[str, Any]) -> dict[str, Any]:
+def essence(client: str, answer: dict[str, Any]) -> dict[str, Any]:
     """What matters of an answer: all but the times, and what an accumulator adds by itself."""
     if client == "chat":
         choice = answer["choices"][0]
@@ -146,17 +141,17 @@ def essence(client: DialectName, answer: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize(("client", "backend"), PAIRS)
-def test_whole_answer_is_valid_and_says_the_same(client: DialectName, backend: DialectName, name: str) -> None:
+def test_whole_answer_is_valid_and_says_the_same(client: str, backend: str, name: str) -> None:
     answer = ANSWERS[name]
 
-    body = Translation(client, backend).response(whole(backend, answer), REQUESTS[client])
+    body = translation(client, backend).response(whole(backend, answer), REQUESTS[client])
 
     TypeAdapter(TYPES[client]).validate_python(body)
     assert content_of(client, body) == content_of(client, whole(client, answer))
     assert not {"prompt_token_ids", "token_ids", "weights_version", "logprobs"} & set(body)
 
 
-def content_of(client: DialectName, body: dict[str, Any]) -> Any:
+def content_of(client: str, body: dict[str, Any]) -> Any:
     """What an answer says, without what depends on the backend: its ids and the signatures of thoughts."""
     kept = essence(client, body)
     del kept["id"]
@@ -196,10 +191,8 @@ answers = st.builds(
 @given(answer=answers)
 @example(answer=RICH)
 @example(answer=Answer())
-def test_sdk_puts_a_stream_together_to_the_whole_answer(
-    client: DialectName, backend: DialectName, answer: Answer
-) -> None:
-    pair = Translation(client, backend)
+def test_sdk_puts_a_stream_together_to_the_whole_answer(client: str, backend: str, answer: Answer) -> None:
+    pair = translation(client, backend)
 
     final = accumulated(client, sent(told(client, backend, answer)))
 
@@ -254,15 +247,15 @@ def test_responses_repeat_the_request() -> None:
     tools = [{"type": "function", "name": "f", "parameters": {}, "strict": False}]
     request = {**REQUESTS["responses"], "instructions": "Be kind.", "tools": tools, "metadata": {"a": "b"}}
 
-    body = Translation("responses", "chat").response(whole("chat", RICH), request)
+    body = translation("responses", "chat").response(whole("chat", RICH), request)
 
     assert (body["instructions"], body["tools"], body["metadata"]) == ("Be kind.", tools, {"a": "b"})
     assert (body["id"], body["created_at"], body["tool_choice"]) == ("chatcmpl-1", 1700000000, "auto")
 
 
 @pytest.mark.parametrize(("client", "backend"), CYCLE)
-def test_nothing_is_held_back(client: DialectName, backend: DialectName) -> None:
-    stream = Translation(client, backend).stream(request_of(client))
+def test_nothing_is_held_back(client: str, backend: str) -> None:
+    stream = translation(client, backend).stream(request_of(client))
     marks = [f"word{number}" for number in range(5)]
 
     seen = []
@@ -275,7 +268,7 @@ def test_nothing_is_held_back(client: DialectName, backend: DialectName) -> None
 
 
 def test_chat_usage_is_told_on_request_alone() -> None:
-    stream = Translation("chat", "messages").stream({**REQUESTS["chat"], "stream": True})
+    stream = translation("chat", "messages").stream({**REQUESTS["chat"], "stream": True})
 
     out = [event for given in events("messages", RICH) for event in stream.add(given)]
 
@@ -284,8 +277,8 @@ def test_chat_usage_is_told_on_request_alone() -> None:
     assert b'"usage"' not in sent(out)
 
 
-def erring(client: DialectName, backend: DialectName, error: dict[str, Any]) -> StreamTranslation:
-    stream = Translation(client, backend).stream(request_of(client))
+def erring(client: str, backend: str, error: dict[str, Any]) -> StreamTranslation:
+    stream = translation(client, backend).stream(request_of(client))
     stream.add(events(backend, RICH)[0])
     stream.add(error)
     return stream
@@ -300,7 +293,7 @@ def erring(client: DialectName, backend: DialectName, error: dict[str, Any]) -> 
         ("responses", {"type": "error", "message": "gone", "code": "server_error"}),
     ],
 )
-def test_error_event_of_the_backend_is_raised(backend: DialectName, error: dict[str, Any]) -> None:
+def test_error_event_of_the_backend_is_raised(backend: str, error: dict[str, Any]) -> None:
     client = next(client for client, other in CYCLE if other == backend)
     with pytest.raises(BackendStreamError, match="gone") as caught:
         erring(client, backend, error)
@@ -312,7 +305,7 @@ def test_failed_response_is_an_error_whole_and_streamed() -> None:
     failed = {**whole("responses", RICH), "status": "failed", "error": {"code": "server_error", "message": "gone"}}
 
     with pytest.raises(BackendStreamError, match="gone"):
-        Translation("chat", "responses").response(failed)
+        translation("chat", "responses").response(failed)
     with pytest.raises(BackendStreamError, match="gone"):
         erring("messages", "responses", {"type": "response.failed", "response": failed})
 
@@ -326,17 +319,15 @@ def test_failed_response_is_an_error_whole_and_streamed() -> None:
         ("chat", "responses", {"type": "response.created"}),
     ],
 )
-def test_event_of_another_shape_is_an_invalid_stream(
-    client: DialectName, backend: DialectName, event: dict[str, Any]
-) -> None:
+def test_event_of_another_shape_is_an_invalid_stream(client: str, backend: str, event: dict[str, Any]) -> None:
     with pytest.raises(InvalidStream):
-        Translation(client, backend).stream(request_of(client)).add(event)
+        translation(client, backend).stream(request_of(client)).add(event)
 
 
 @pytest.mark.parametrize("body", [{}, {"choices": []}, {"id": "1", "model": "m", "choices": [{"message": 3}]}])
 def test_answer_of_another_shape_is_invalid(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidResponse):
-        Translation("messages", "chat").response(body)
+        translation("messages", "chat").response(body)
 
 
 # ---------------------------------------------------------------------- single fields
@@ -356,7 +347,7 @@ def test_finish_reason_becomes_a_stop_reason(choice: dict[str, Any], reason: str
     body = whole("chat", Answer("a"))
     body["choices"][0] |= choice
 
-    message = Translation("messages", "chat").response(body)
+    message = translation("messages", "chat").response(body)
 
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, text)
 
@@ -365,7 +356,7 @@ def test_call_asked_for_by_name_ends_as_tool_use() -> None:
     body = whole("chat", Answer(tool_calls=CALLS))
     body["choices"][0]["finish_reason"] = "stop"
 
-    assert Translation("messages", "chat").response(body)["stop_reason"] == "tool_use"
+    assert translation("messages", "chat").response(body)["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize(
@@ -375,16 +366,16 @@ def test_call_asked_for_by_name_ends_as_tool_use() -> None:
 def test_stop_reason_becomes_a_finish_reason(reason: str, finish: str) -> None:
     body = {**whole("messages", Answer("a")), "stop_reason": reason}
 
-    assert Translation("chat", "messages").response(body)["choices"][0]["finish_reason"] == finish
+    assert translation("chat", "messages").response(body)["choices"][0]["finish_reason"] == finish
 
 
 def test_refusal_is_told_in_each_dialect() -> None:
     body = whole("chat", Answer())
     body["choices"][0]["message"]["refusal"] = "I cannot."
 
-    message = Translation("messages", "chat").response(body)
-    response = Translation("responses", "chat").response(body)
-    back = Translation("chat", "responses").response(response)
+    message = translation("messages", "chat").response(body)
+    response = translation("responses", "chat").response(body)
+    back = translation("chat", "responses").response(response)
 
     assert (message["content"], message["stop_reason"]) == ([{"type": "text", "text": "I cannot."}], "refusal")
     assert response["output"][0]["content"] == [{"type": "refusal", "refusal": "I cannot."}]
@@ -393,7 +384,7 @@ def test_refusal_is_told_in_each_dialect() -> None:
 
 def test_refusal_is_streamed_as_a_part_of_its_own() -> None:
     chunk = {"id": "1", "model": "m", "choices": [{"index": 0, "delta": {"refusal": "No."}, "finish_reason": "stop"}]}
-    stream = Translation("responses", "chat").stream(request_of("responses"))
+    stream = translation("responses", "chat").stream(request_of("responses"))
 
     final = accumulated("responses", sent([*stream.add(chunk), *stream.finish()]))
 
@@ -404,8 +395,8 @@ def test_arguments_that_are_no_json_are_not_lost() -> None:
     body = whole("chat", Answer(tool_calls=CALLS[:1]))
     body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = '{"city": '
 
-    message = Translation("messages", "chat").response(body)
-    again = Translation("messages", "chat").request(
+    message = translation("messages", "chat").response(body)
+    again = translation("messages", "chat").request(
         {**REQUESTS["messages"], "messages": [{"role": "assistant", "content": message["content"]}]}
     )
 
@@ -416,7 +407,7 @@ def test_arguments_that_are_no_json_are_not_lost() -> None:
 def test_calls_without_number_or_id_are_told_apart() -> None:
     calls = [{"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "g", "arguments": '{"a"'}}]
     chunks = [{"tool_calls": calls}, {"tool_calls": [{"function": {"arguments": ":1}"}}]}]
-    stream = Translation("messages", "chat").stream(request_of("messages"))
+    stream = translation("messages", "chat").stream(request_of("messages"))
 
     out = []
     for delta in chunks:
@@ -434,7 +425,7 @@ def test_streamed_reasoning_is_its_first_form_with_gaps_between_its_parts() -> N
     summary = {"type": "response.reasoning_summary_text.delta", "output_index": 0}
     text = {"type": "response.reasoning_text.delta", "output_index": 0, "content_index": 0, "delta": "again"}
     pieces = [{**summary, "summary_index": 0, "delta": "one"}, {**summary, "summary_index": 1, "delta": "two"}, text]
-    stream = Translation("chat", "responses").stream(REQUESTS["chat"])
+    stream = translation("chat", "responses").stream(REQUESTS["chat"])
 
     deltas = [json.loads(event.data)["choices"][0]["delta"] for piece in pieces for event in stream.add(piece)]
 

@@ -4,11 +4,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from agentlightning.dialects import JsonObject
 from agentlightning.dialects.chat import function_call
 from agentlightning.dialects.output import REASONING_FIELDS
-from agentlightning.dialects.responses import reasoning_text
-from agentlightning.llm_proxy.translation.base import (
+from agentlightning.dialects.translation import (
     CHAT_HINTS,
     NEUTRAL_CHAT,
     OPENAI_HINTS,
@@ -21,6 +19,7 @@ from agentlightning.llm_proxy.translation.base import (
     text_part,
     untranslatable,
 )
+from agentlightning.utils.json_values import JsonObject
 
 _HINTS: Final = OPENAI_HINTS | {"context_management", "max_tool_calls", "truncation"}
 """Without these an output is as good; `max_tool_calls` limits tools that run at OpenAI alone."""
@@ -252,3 +251,8 @@ def _chat_format(text: Mapping[str, Any]) -> JsonObject:
         schema = chosen(form, ("name", "description", "schema", "strict"))
         return {**request, "response_format": {"type": "json_schema", "json_schema": schema}}
     raise _no_chat(f"text.format of type {form['type']!r}")
+
+
+def reasoning_text(item: Mapping[str, Any]) -> str:
+    """The text of a reasoning item, or its summary where it has no text."""
+    return "\n\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())

@@ -4,14 +4,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.dialects import DialectName
-from agentlightning.dialects.token_fields import (
-    asks_for_logprobs,
-    is_unasked_usage_chunk,
-    with_tokens_asked,
-    with_usage_asked,
-    without_unasked,
-)
+from agentlightning.dialects import CHAT, DIALECTS
+from agentlightning.dialects.choices import ChoicesDialect
 
 
 def chat_answer() -> dict[str, Any]:
@@ -27,13 +21,13 @@ def chat_answer() -> dict[str, Any]:
         ("chat", {"logprobs": None}, False),
         ("completions", {"logprobs": 0}, True),
         ("completions", {"logprobs": None}, False),
-        ("responses", {"include": ["message.output_text.logprobs"]}, True),
-        ("responses", {"include": None}, False),
-        ("messages", {"logprobs": True}, False),
     ],
 )
-def test_whether_a_request_asks_for_log_probabilities(dialect: DialectName, body: dict[str, Any], asks: bool) -> None:
-    assert asks_for_logprobs(dialect, body) is asks
+def test_whether_a_request_asks_for_log_probabilities(dialect: str, body: dict[str, Any], asks: bool) -> None:
+    spoken = DIALECTS[dialect]
+    assert isinstance(spoken, ChoicesDialect)
+
+    assert spoken.asks_for_logprobs(body) is asks
 
 
 @pytest.mark.parametrize(
@@ -51,20 +45,20 @@ def test_whether_a_request_asks_for_log_probabilities(dialect: DialectName, body
         ("embeddings", {"model": "m"}, {"model": "m"}),
     ],
 )
-def test_request_that_asks_is_a_copy(dialect: DialectName, body: dict[str, Any], asking: dict[str, Any]) -> None:
+def test_request_that_asks_is_a_copy(dialect: str, body: dict[str, Any], asking: dict[str, Any]) -> None:
     before = dict(body)
 
-    assert with_tokens_asked(dialect, body, ids=True, logprobs=True) == asking
+    assert DIALECTS[dialect].with_tokens(body, ids=True, logprobs=True) == asking
     assert body == before
-    assert with_tokens_asked(dialect, body, ids=False, logprobs=False) == before
+    assert DIALECTS[dialect].with_tokens(body, ids=False, logprobs=False) == before
 
 
 def test_unasked_fields_of_a_chat_are_removed() -> None:
     answer = chat_answer()
 
-    assert without_unasked("chat", answer, {})
+    assert DIALECTS["chat"].without_extras(answer, {})
     assert answer == {"id": "1", "choices": [{"index": 0, "message": {"content": "a"}, "logprobs": None}]}
-    assert not without_unasked("chat", answer, {})
+    assert not DIALECTS["chat"].without_extras(answer, {})
 
 
 @pytest.mark.parametrize(
@@ -78,7 +72,7 @@ def test_unasked_fields_of_a_chat_are_removed() -> None:
 def test_asked_fields_stay(asked: dict[str, Any], is_removed: bool) -> None:
     answer = chat_answer()
 
-    assert without_unasked("chat", answer, asked) is is_removed
+    assert DIALECTS["chat"].without_extras(answer, asked) is is_removed
     assert ("prompt_token_ids" in answer) is bool(asked.get("return_token_ids"))
     assert (answer["choices"][0]["logprobs"] is not None) is bool(asked.get("logprobs"))
 
@@ -86,12 +80,12 @@ def test_asked_fields_stay(asked: dict[str, Any], is_removed: bool) -> None:
 def test_unasked_fields_of_completions_are_removed() -> None:
     answer = {"choices": [{"text": "a", "prompt_token_ids": [1], "token_ids": [2], "logprobs": {"tokens": ["a"]}}]}
 
-    assert without_unasked("completions", answer, {"logprobs": 0})
+    assert DIALECTS["completions"].without_extras(answer, {"logprobs": 0})
     assert answer == {"choices": [{"text": "a", "logprobs": {"tokens": ["a"]}}]}
 
 
 def test_messages_are_left_alone() -> None:
-    assert not without_unasked("messages", {"token_ids": [1]}, {})
+    assert not DIALECTS["messages"].without_extras({"token_ids": [1]}, {})
 
 
 @pytest.mark.parametrize(
@@ -106,12 +100,12 @@ def test_messages_are_left_alone() -> None:
     ],
 )
 def test_usage_chunk_is_unasked(chunk: dict[str, Any], asked: dict[str, Any], is_unasked: bool) -> None:
-    assert is_unasked_usage_chunk(chunk, asked) is is_unasked
+    assert CHAT.is_extra(chunk, asked) is is_unasked
 
 
 def test_usage_is_asked_for_in_streams_alone() -> None:
     streamed = {"stream": True, "stream_options": {"x": 1}}
 
-    assert with_usage_asked("chat", streamed)["stream_options"] == {"x": 1, "include_usage": True}
-    assert with_usage_asked("chat", {}) == {}
-    assert with_usage_asked("messages", {"stream": True}) == {"stream": True}
+    assert DIALECTS["chat"].with_usage(streamed)["stream_options"] == {"x": 1, "include_usage": True}
+    assert DIALECTS["chat"].with_usage({}) == {}
+    assert DIALECTS["messages"].with_usage({"stream": True}) == {"stream": True}

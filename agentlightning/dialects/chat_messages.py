@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from agentlightning.dialects import JsonObject
 from agentlightning.dialects.chat import function_call
 from agentlightning.dialects.output import REASONING_FIELDS, arguments_object, arguments_text
-from agentlightning.llm_proxy.translation.base import (
+from agentlightning.dialects.translation import (
     CHAT_HINTS,
     NEUTRAL_CHAT,
     RequestFields,
@@ -20,6 +19,7 @@ from agentlightning.llm_proxy.translation.base import (
     text_part,
     untranslatable,
 )
+from agentlightning.utils.json_values import JsonObject
 
 DEFAULT_MAX_TOKENS: Final = 4096
 """Messages must set the length of the output; a chat need not."""

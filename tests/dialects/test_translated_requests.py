@@ -14,8 +14,8 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import TypeAdapter
 
-from agentlightning.dialects import DialectName
-from agentlightning.llm_proxy.translation import Translation, UntranslatableRequest
+from agentlightning.dialects.translation import UntranslatableRequest
+from tests.dialects.sdks import translation
 
 PIXEL = "iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -99,7 +99,7 @@ RESPONSES = {
 }
 STRICTLESS_CHAT = {**CHAT, "tools": [{"type": "function", "function": {**CHAT_TOOL["function"], "strict": False}}]}
 STRICTLESS_MESSAGES = {**MESSAGES, "tools": [{**MESSAGES_TOOL, "strict": False}]}
-PARAMS: dict[DialectName, Any] = {
+PARAMS: dict[str, Any] = {
     "chat": CompletionCreateParamsNonStreaming,
     "messages": MessageCreateParamsNonStreaming,
     "responses": ResponseCreateParamsNonStreaming,
@@ -107,11 +107,11 @@ PARAMS: dict[DialectName, Any] = {
 
 
 @functools.cache
-def adapter_of(dialect: DialectName) -> TypeAdapter[Any]:
+def adapter_of(dialect: str) -> TypeAdapter[Any]:
     return TypeAdapter(PARAMS[dialect])
 
 
-def valid(dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
+def valid(dialect: str, body: dict[str, Any]) -> dict[str, Any]:
     """A request that the dialect's SDK takes."""
     exhaust(adapter_of(dialect).validate_python(body))
     return body
@@ -126,13 +126,13 @@ def exhaust(value: Any) -> None:
             exhaust(entry)
 
 
-def said(client: DialectName, backend: DialectName, **fields: Any) -> dict[str, Any]:
-    least: dict[DialectName, dict[str, Any]] = {
+def said(client: str, backend: str, **fields: Any) -> dict[str, Any]:
+    least: dict[str, dict[str, Any]] = {
         "chat": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
         "messages": {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
         "responses": {"model": "m", "input": "hi"},
     }
-    return valid(backend, Translation(client, backend).request({**least[client], **fields}))
+    return valid(backend, translation(client, backend).request({**least[client], **fields}))
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def said(client: DialectName, backend: DialectName, **fields: Any) -> dict[str, 
     ],
 )
 def test_conversation_with_tools_and_images(
-    client: DialectName, backend: DialectName, given: dict[str, Any], expected: dict[str, Any]
+    client: str, backend: str, given: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert valid(backend, Translation(client, backend).request(given)) == expected
+    assert valid(backend, translation(client, backend).request(given)) == expected
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_conversation_with_tools_and_images(
     ],
 )
 def test_options_are_said_in_the_other_dialect(
-    client: DialectName, backend: DialectName, fields: dict[str, Any], expected: dict[str, Any]
+    client: str, backend: str, fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     body = said(client, backend, **fields)
 
@@ -282,9 +282,7 @@ def test_options_are_said_in_the_other_dialect(
         ),
     ],
 )
-def test_what_cannot_be_said_is_refused_by_name(
-    client: DialectName, backend: DialectName, fields: dict[str, Any], place: str
-) -> None:
+def test_what_cannot_be_said_is_refused_by_name(client: str, backend: str, fields: dict[str, Any], place: str) -> None:
     with pytest.raises(UntranslatableRequest) as caught:
         said(client, backend, **fields)
 
@@ -316,22 +314,22 @@ def test_what_cannot_be_said_is_refused_by_name(
         ),
     ],
 )
-def test_harmless_hints_are_dropped(client: DialectName, backend: DialectName, fields: dict[str, Any]) -> None:
+def test_harmless_hints_are_dropped(client: str, backend: str, fields: dict[str, Any]) -> None:
     assert said(client, backend, **fields) == said(client, backend)
 
 
 @pytest.mark.parametrize("client", ["messages", "responses"])
-def test_streams_of_chat_are_asked_for_their_usage(client: DialectName) -> None:
+def test_streams_of_chat_are_asked_for_their_usage(client: str) -> None:
     given = {**(MESSAGES if client == "messages" else RESPONSES), "stream": True}
 
-    body = Translation(client, "chat").request(given)
+    body = translation(client, "chat").request(given)
 
     assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
 
 
 def test_thought_goes_back_where_it_came_from() -> None:
     answer = {"id": "1", "model": "m", "choices": [{"message": {"content": "a", "reasoning": "hmm"}}]}
-    message = Translation("messages", "chat").response(answer)
+    message = translation("messages", "chat").response(answer)
 
     body = said("messages", "chat", messages=[{"role": "assistant", "content": message["content"]}])
 
@@ -372,9 +370,9 @@ def test_pictures_that_a_tool_gives_follow_its_text() -> None:
     "body", [{}, {"messages": 3}, {"messages": [{}]}, {"messages": [{"role": "user", "content": [1]}]}]
 )
 @pytest.mark.parametrize("backend", ["messages", "responses"])
-def test_request_of_another_shape_is_refused(backend: DialectName, body: dict[str, Any]) -> None:
+def test_request_of_another_shape_is_refused(backend: str, body: dict[str, Any]) -> None:
     with pytest.raises(UntranslatableRequest, match="shape of the chat dialect"):
-        Translation("chat", backend).request(body)
+        translation("chat", backend).request(body)
 
 
 # ---------------------------------------------------------------------- there and back
@@ -403,13 +401,13 @@ def turns(draw: st.DrawFn) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("other", ["messages", "responses"])
 @given(st.lists(turns(), min_size=1, max_size=3), st.none() | texts)
 def test_chat_comes_back_from_another_dialect_as_it_was(
-    other: DialectName, rounds: list[list[dict[str, Any]]], system: str | None
+    other: str, rounds: list[list[dict[str, Any]]], system: str | None
 ) -> None:
     messages = [message for turn in rounds for message in turn]
     if system:
         messages.insert(0, {"role": "system", "content": system})
 
-    there = Translation("chat", other).request({"model": "m", "messages": messages})
-    back = Translation(other, "chat").request(there)
+    there = translation("chat", other).request({"model": "m", "messages": messages})
+    back = translation(other, "chat").request(there)
 
     assert back["messages"] == messages

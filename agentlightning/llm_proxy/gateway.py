@@ -14,9 +14,12 @@ length of the text: agents use it to keep within a context, and an error would s
 nothing is recorded, and no budget is touched.
 """
 
+import asyncio
+import contextlib
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -32,103 +35,32 @@ from agentlightning.dialects.failures import Failure, failure_of, read_json
 from agentlightning.dialects.translation import Translation, UntranslatableRequest
 from agentlightning.errors import AgentLightningError, NotAllowed
 from agentlightning.llm_proxy.attribution import Attempts, Authenticator, Caller, Headers, Refused, Route, route_of
-from agentlightning.llm_proxy.backends import Backend, BackendPool, BackendRequest, DialectNotServed, PreparedRequest
+from agentlightning.llm_proxy.backends import Backend, BackendCall, BackendPool, DialectNotServed, PreparedRequest
 from agentlightning.llm_proxy.budgets import Budgets
-from agentlightning.llm_proxy.proxied_call import ProxiedCall, failure_from, read_request, response_headers
-from agentlightning.llm_proxy.recorder import Recorder
+from agentlightning.llm_proxy.call_messages import (
+    FIRST_ERROR,
+    failure_from,
+    read_request,
+    request_headers,
+    response_headers,
+)
+from agentlightning.llm_proxy.proxied_call import ProxiedCall
+from agentlightning.llm_proxy.recorder import Origin, Recorder
 from agentlightning.llm_proxy.replay import Replays
-from agentlightning.llm_proxy.upstream_request import served_model, upstream_headers
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.once import fork_handlers
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 logger = logging.getLogger(__name__)
 
 
-DEADLINE_SECONDS: Final = 60.0
+COUNT_SECONDS: Final = 60.0
 CHARACTERS_PER_TOKEN: Final = 4
-_FIRST_ERROR: Final = 400
-
-
-async def count_tokens(gateway: "Gateway", route: Route, request: Request, headers: Headers) -> Response:
-    """Have a backend count; never raises but at the end of the server."""
-    dialect = route.dialect or CHAT
-    try:
-        caller = gateway.authenticator.admit(route, headers)
-        await gateway.check_attempt(caller)
-        async with gateway.bodies.read(request, max_bytes=gateway.settings.max_request_bytes) as body:
-            requested = await gateway.bodies.parse(body, read_request)
-        served = await served_model(gateway, caller.origin, requested["model"])
-        call = BackendRequest(
-            model=served.name,
-            rollout_id="" if caller.origin is None else caller.origin.rollout_id,
-            prepare=lambda backend: _prepared(backend, dialect, requested, body, headers),
-            resources_id=served.resources_id,
-            deadline=time.monotonic() + DEADLINE_SECONDS,
-        )
-        try:
-            counted = await _counted_by_backend(gateway, dialect, call)
-        except (DialectNotServed, UntranslatableRequest):
-            counted = None
-        return counted or json_response({"input_tokens": _estimate(requested)})
-    except (Refused, AgentLightningError) as error:
-        failure = failure_from(error)
-    except Exception:  # a fault of ours: the caller learns that there was one, the log what it was
-        logger.exception("The tokens of a request could not be counted.")
-        failure = Failure(500, "The proxy failed to serve this call; its log says why.", None)
-    return Response(failure.status, dialect.error_body(failure))
-
-
-def _prepared(
-    backend: Backend, dialect: Dialect, requested: dict[str, object], body: bytes, headers: Headers
-) -> PreparedRequest:
-    url = backend.count_url(dialect)
-    if url is None:
-        raise DialectNotServed(f"Backend '{backend.name}' counts no tokens.")
-    if dialect.name not in backend.dialects:
-        assert isinstance(dialect, TranslatedDialect)
-        chat = Translation(dialect, CHAT).request(requested)
-        counted = {name: chat[name] for name in ("messages", "tools") if name in chat}
-        body = orjson.dumps({**counted, "model": backend.model})
-    elif backend.model != requested["model"]:
-        body = orjson.dumps({**requested, "model": backend.model})
-    spoken = backend.serving(dialect)
-    return PreparedRequest(spoken, body, stream=False, headers=upstream_headers(headers), url=url)
-
-
-async def _counted_by_backend(gateway: "Gateway", dialect: Dialect, call: BackendRequest) -> Response | None:
-    """The backend's answer; None if it has a tokenizer and does not say."""
-    async with await gateway.backends.send(call) as response:
-        body = await response.read(gateway.settings.max_response_bytes)
-        if dialect.name not in response.backend.dialects:  # vLLM's tokenizer
-            answer = read_json(body)
-            count = answer.get("count") if isinstance(answer, dict) and response.status < _FIRST_ERROR else None
-            return json_response({"input_tokens": count}) if isinstance(count, int) and count > 0 else None
-        if response.status >= _FIRST_ERROR:
-            body = response.backend.redacted_bytes(body)
-            failure = failure_of(response.status, body, api=dialect.name)
-            body = body if body.lstrip().startswith(b"{") else dialect.error_body(failure)
-        return Response(response.status, body, headers=response_headers(response.headers))
-
-
-def _estimate(requested: dict[str, object]) -> int:
-    characters = 0
-    left: list[object] = [requested.get(name) for name in ("system", "messages", "tools")]
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            characters += len(value)
-        elif isinstance(value, list):
-            left += value
-        elif isinstance(value, dict) and value.get("type") in ("image", "document"):
-            # A picture counts as 6000 characters; its bytes say little of its tokens.
-            characters += 6000
-        elif isinstance(value, dict):
-            left += value.values()
-    return characters // CHARACTERS_PER_TOKEN + 1
-
-
-# ---------------------------------------------------------------------- routes
-
-
 FLUSH_SECONDS: Final = 10.0
+KEEP_ALIVE_SECONDS: Final = 75
+"""Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
+STOP_SECONDS: Final = 10.0
+"""Within which it must have stopped to serve; calls in flight get half of it to finish."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,16 +81,20 @@ class GatewaySettings:
 
 
 class Gateway:
-    """Serves the calls of one proxy. Lives in one event loop."""
+    """One running proxy: made, started and stopped in the event loop that serves."""
 
-    def __init__(self, backends: BackendPool, recorder: Recorder, *, settings: GatewaySettings) -> None:
-        self.backends = backends
-        self.recorder = recorder
+    def __init__(
+        self, settings: GatewaySettings, store: LightningStore, model_list: Sequence[Any], *, host: str, port: int
+    ) -> None:
         self.settings = settings
+        self.backends = BackendPool(
+            model_list, num_retries=settings.num_retries, deadline_seconds=settings.deadline_seconds
+        )
+        self.recorder = Recorder(store, raw_spans=settings.raw_spans)
         self.authenticator = settings.authenticator
         self.budgets = settings.budgets
-        self.replays = Replays(recorder.store) if settings.replays else None
-        self.attempts = Attempts(recorder.store)
+        self.replays = Replays(store) if settings.replays else None
+        self.attempts = Attempts(store)
         self.plain_backends: set[str] = set()
         """Names of backends that refuse requests with fields they do not know."""
         self.overridden_fields: set[tuple[str, str]] = set()
@@ -166,6 +102,60 @@ class Gateway:
         self.bodies = Bodies()
         self._callers = CallerCheck(has_key=self.authenticator.is_locked)
         self._started = time.monotonic()
+        app: Any = self
+        for middleware in settings.middlewares:
+            app = middleware(app)
+        arguments = PythonServerLauncherArgs(
+            host=host, port=port, timeout_keep_alive=KEEP_ALIVE_SECONDS, thread_join_timeout=STOP_SECONDS
+        )
+        self._launcher = PythonServerLauncher(app, arguments)
+        self._cleanup = contextlib.AsyncExitStack()
+        self._listening: list[int] = []
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def port(self) -> int:
+        return self._launcher.port
+
+    @property
+    def is_serving(self) -> bool:
+        return self._launcher.is_running()
+
+    async def start(self) -> None:
+        """Serve; RuntimeError if the port is taken."""
+        try:
+            await self._cleanup.enter_async_context(self.recorder.running())
+            self._cleanup.push_async_callback(self.backends.close)
+            await self._launcher.start()
+        except BaseException:
+            await self._cleanup.aclose()
+            raise
+        self._cleanup.push_async_callback(self.stop_serving)
+        servers = [] if self._launcher.server is None else self._launcher.server.servers
+        self._listening = [listening.fileno() for server in servers for listening in server.sockets]
+        fork_handlers().add(self, Gateway._close_in_child)
+
+    def _close_in_child(self) -> None:
+        """A forked child must not keep the port taken after its parent has stopped."""
+        while self._listening:
+            with contextlib.suppress(OSError):
+                os.close(self._listening.pop())
+
+    async def stop_serving(self) -> None:
+        """Finish the calls in flight and free the port. Those that take longer than a few seconds are cut."""
+        self._listening.clear()
+        await self._launcher.stop()
+
+    async def close(self) -> None:
+        """Stop to serve, and store what the calls have left."""
+        await asyncio.shield(self._cleanup.aclose())
+
+    async def replace_models(self, model_list: Sequence[Any]) -> None:
+        """Replace the backends; calls in flight finish on the old ones."""
+        self.plain_backends &= self.backends.replace(model_list)
+
+    # ------------------------------------------------------------------ calls
 
     def note_unattributed(self, path: str) -> None:
         """A call came that belongs to no rollout."""
@@ -198,6 +188,23 @@ class Gateway:
         if scope["method"] == "HEAD":
             response = Response(response.status, b"", headers=response.headers)
         await response.send(send)
+
+    async def resolve(self, call: BackendCall, origin: Origin | None, requested: str) -> Mapping[str, Any]:
+        """Name the model that serves a call, and the resources it is pinned to; returns fields that replace its own.
+
+        What the resources give to an agent that names itself comes before the requested model.
+        """
+        overrides: Mapping[str, Any] = {}
+        call.model = requested
+        if origin is None:
+            return overrides
+        llm = None if origin.agent is None else await self.attempts.llm_of(origin)
+        if llm is not None:
+            call.model, overrides = llm.model, llm.sampling_parameters
+        if self.backends.is_versioned(call.model):
+            facts = await self.attempts.facts(origin)
+            call.resources_id = None if facts.rollout is None else facts.rollout.resources_id
+        return overrides
 
     async def check_attempt(self, caller: Caller) -> None:
         """Demand an attempt that runs, where a key must be of one or a budget is kept for each rollout.
@@ -234,7 +241,7 @@ class Gateway:
         if path in ("/health", "/health/liveliness", "/health/readiness") and is_get:
             return json_response({"status": "ok"})
         if route.is_count and method == "POST":
-            return await count_tokens(self, route, request, headers)
+            return await TokenCount(self, route, request, headers).answer()
         caller = self.authenticator.admit(route, headers)
         if path.startswith("/models") and is_get:
             spoken = next((one for one in DIALECTS.values() if one.client_header in headers), CHAT)
@@ -271,6 +278,10 @@ class Gateway:
             raise Refused(Failure(404, f"There is no model '{name}'; known are: {known}.", None, "model_not_found"))
         return json_response(dialect.described_model(name))
 
+    async def reported_status(self) -> dict[str, Any]:
+        """The status, read in the loop, where the counts do not change meanwhile."""
+        return self.status()
+
     def status(self) -> dict[str, Any]:
         """Backends, calls and budgets of the proxy."""
         totals, run = self.recorder.totals, self.budgets.of_run
@@ -290,3 +301,87 @@ class Gateway:
 
 def _failed(route: Route, failure: Failure) -> Response:
     return Response(failure.status, (route.dialect or CHAT).error_body(failure))
+
+
+# ---------------------------------------------------------------------- counts of tokens
+
+
+class TokenCount(BackendCall):
+    """A request whose tokens a backend counts, and that is not made."""
+
+    def __init__(self, gateway: Gateway, route: Route, request: Request, headers: Headers) -> None:
+        super().__init__()
+        self._gateway = gateway
+        self._route = route
+        self._dialect = route.dialect or CHAT
+        self._request = request
+        self._headers = headers
+        self._requested: dict[str, Any] = {}
+        self._body = b""
+
+    async def answer(self) -> Response:
+        """Have a backend count; never raises but at the end of the server."""
+        gateway = self._gateway
+        try:
+            caller = gateway.authenticator.admit(self._route, self._headers)
+            await gateway.check_attempt(caller)
+            async with gateway.bodies.read(self._request, max_bytes=gateway.settings.max_request_bytes) as self._body:
+                self._requested = await gateway.bodies.parse(self._body, read_request)
+            self.rollout_id = "" if caller.origin is None else caller.origin.rollout_id
+            self.deadline = time.monotonic() + COUNT_SECONDS
+            await gateway.resolve(self, caller.origin, self._requested["model"])
+            try:
+                counted = await self._counted_by_backend()
+            except (DialectNotServed, UntranslatableRequest):
+                counted = None
+            return counted or json_response({"input_tokens": _estimate(self._requested)})
+        except (Refused, AgentLightningError) as error:
+            failure = failure_from(error)
+        except Exception:  # a fault of ours: the caller learns that there was one, the log what it was
+            logger.exception("The tokens of a request could not be counted.")
+            failure = Failure(500, "The proxy failed to serve this call; its log says why.", None)
+        return Response(failure.status, self._dialect.error_body(failure))
+
+    def prepare(self, backend: Backend) -> PreparedRequest:
+        url, dialect, body = backend.count_url(self._dialect), self._dialect, self._body
+        if url is None:
+            raise DialectNotServed(f"Backend '{backend.name}' counts no tokens.")
+        if dialect.name not in backend.dialects:
+            assert isinstance(dialect, TranslatedDialect)
+            chat = Translation(dialect, CHAT).request(self._requested)
+            counted = {name: chat[name] for name in ("messages", "tools") if name in chat}
+            body = orjson.dumps({**counted, "model": backend.model})
+        elif backend.model != self._requested["model"]:
+            body = orjson.dumps({**self._requested, "model": backend.model})
+        return PreparedRequest(url, body, request_headers(self._headers))
+
+    async def _counted_by_backend(self) -> Response | None:
+        """The backend's answer; None if it has a tokenizer and does not say."""
+        async with await self._gateway.backends.send(self) as response:
+            body = await response.read(self._gateway.settings.max_response_bytes)
+        if self._dialect.name not in response.backend.dialects:  # vLLM's tokenizer
+            answer = read_json(body)
+            count = answer.get("count") if isinstance(answer, dict) and response.status < FIRST_ERROR else None
+            return json_response({"input_tokens": count}) if isinstance(count, int) and count > 0 else None
+        if response.status >= FIRST_ERROR:
+            body = response.backend.redacted_bytes(body)
+            failure = failure_of(response.status, body, api=self._dialect.name)
+            body = body if body.lstrip().startswith(b"{") else self._dialect.error_body(failure)
+        return Response(response.status, body, headers=response_headers(response.headers))
+
+
+def _estimate(requested: dict[str, object]) -> int:
+    characters = 0
+    left: list[object] = [requested.get(name) for name in ("system", "messages", "tools")]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            characters += len(value)
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, dict) and value.get("type") in ("image", "document"):
+            # A picture counts as 6000 characters; its bytes say little of its tokens.
+            characters += 6000
+        elif isinstance(value, dict):
+            left += value.values()
+    return characters // CHARACTERS_PER_TOKEN + 1

@@ -17,8 +17,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS, backend_of
 from agentlightning.llm_proxy.budgets import Budget, Budgets
-from agentlightning.llm_proxy.gateway import GatewaySettings
-from agentlightning.llm_proxy.service import Service
+from agentlightning.llm_proxy.gateway import Gateway, GatewaySettings
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.types.records import CURRENT_RUN
@@ -168,7 +167,7 @@ class LLMProxy:
 
     def _reset(self) -> None:
         self._starting = threading.RLock()  # protects what follows
-        self._running: tuple[Service, LoopThread] | None = None
+        self._running: tuple[Gateway, LoopThread] | None = None
         self._stopping: threading.Thread | None = None
         self._parents: object = None
 
@@ -195,8 +194,8 @@ class LLMProxy:
         with self._starting:
             self.model_list = list(model_list)
             if self._running is not None and self.is_running():
-                service, thread = self._running
-                thread.run(service.replace_models(self.model_list))
+                gateway, thread = self._running
+                thread.run(gateway.replace_models(self.model_list))
 
     # ------------------------------------------------------------------ life
 
@@ -216,9 +215,9 @@ class LLMProxy:
         with self._starting:
             closing = None
             if self._running is not None:
-                service, thread = self._running
+                gateway, thread = self._running
                 try:
-                    thread.run(service.stop_serving())  # which frees the port
+                    thread.run(gateway.stop_serving())  # which frees the port
                 finally:
                     closing = self._shut_down()
             else:
@@ -227,26 +226,20 @@ class LLMProxy:
             self.initialize()
             thread = LoopThread("agl-llm-proxy")
             try:
-                service = thread.run(self._started())
+                gateway = thread.run(self._started())
             except BaseException:
                 thread.stop()
                 raise
-            self._running = service, thread
+            self._running = gateway, thread
             fork_handlers().add(self, LLMProxy._leave_to_parent)
-            self.port = service.port
+            self.port = gateway.port
         return _Done(closing)
 
-    async def _started(self) -> Service:
+    async def _started(self) -> Gateway:
         assert self.store is not None
-        service = Service(
-            self._settings,
-            store=self.store,
-            model_list=self.model_list,
-            host=self.host,
-            port=self.port,
-        )
-        await service.start()
-        return service
+        gateway = Gateway(self._settings, self.store, self.model_list, host=self.host, port=self.port)
+        await gateway.start()
+        return gateway
 
     def stop(self) -> _Done:
         """Finish the calls in flight, store what they left, and stop. Calls get a few seconds to finish.
@@ -274,8 +267,8 @@ class LLMProxy:
             running = self._running
         if running is None or not self.is_running():
             return True
-        service, thread = running
-        return thread.run(service.recorder.flush(timeout=timeout))
+        gateway, thread = running
+        return thread.run(gateway.recorder.flush(timeout=timeout))
 
     def status(self) -> dict[str, Any]:
         """Backends, calls and budgets, as the route `/agl/status` reports them.
@@ -285,21 +278,21 @@ class LLMProxy:
         with self._starting:
             if self._running is None or not self.is_running():
                 return dict(self._last_status)
-            service, thread = self._running
-            return thread.run(service.status())
+            gateway, thread = self._running
+            return thread.run(gateway.reported_status())
 
     def _shut_down(self) -> threading.Thread | None:
         """Close at once; where the caller is a running loop, which the store may need, in a thread that is returned."""
         assert self._running is not None
-        service, thread = self._running
+        gateway, thread = self._running
         self._running = None
 
         def close() -> None:
             try:
-                thread.run(service.close())
+                thread.run(gateway.close())
             finally:
                 thread.stop()
-                self._last_status = service.gateway.status()
+                self._last_status = gateway.status()
 
         try:
             asyncio.get_running_loop()

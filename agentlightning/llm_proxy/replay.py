@@ -16,18 +16,16 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
-from typing_extensions import Self
 
 from agentlightning.dialects import DIALECTS, Dialect, TranslatedDialect
 from agentlightning.dialects.failures import Failure
 from agentlightning.dialects.sse import InvalidStream, SseParser
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.attribution import Attempts, Refused
-from agentlightning.llm_proxy.backends import Try
 from agentlightning.llm_proxy.recorder import ATTRIBUTE_PREFIX, CALL_SPAN, RAW_SPAN, Origin
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
@@ -54,23 +52,12 @@ class RecordedResponse:
     version: str | None = None
     """Of the model that gave it."""
     status: int = 200
-    waited_seconds: float = 0.0
-    tries: list[Try] = field(default_factory=list)
 
     async def read(self, limit: int | None = None) -> bytes:
         return self.body
 
-    def use_tokens(self, count: int) -> None:
-        """Nothing was used."""
-
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self.body
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        return None
 
 
 _Responses = dict[bytes, deque[RecordedResponse]]

@@ -6,7 +6,7 @@ Bytes are passed on as they came where nothing has to be taken out of them or tr
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -16,8 +16,10 @@ from agentlightning.errors import ProxyError
 from agentlightning.llm_proxy.backends import BackendBroken, BackendResponse
 from agentlightning.llm_proxy.recorder import CallRecord
 from agentlightning.llm_proxy.replay import RecordedResponse
-from agentlightning.llm_proxy.upstream_request import UpstreamRequest
 from agentlightning.utils.deadline import within
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy.proxied_call import ProxiedCall
 
 PIECE_BYTES: Final = 16 * 1024
 """Of a stream, read at a time."""
@@ -31,7 +33,7 @@ class StreamRelay:
     def __init__(
         self,
         response: BackendResponse | RecordedResponse,
-        upstream: UpstreamRequest,
+        call: "ProxiedCall",
         started_at: float,
         *,
         max_bytes: int,
@@ -45,7 +47,7 @@ class StreamRelay:
         self.failure: Failure | None = None
         """What the last event reports, if that is a failure."""
         self._response = response
-        self._upstream = upstream
+        self._call = call
         self._started_at = started_at
         self._parser = SseParser()
         self._held = bytearray()  # the beginning of an event whose end has not come
@@ -56,9 +58,9 @@ class StreamRelay:
         self._max_bytes = max_bytes
         self._first_part_seconds: float | None = None
         self._finished_choices: set[int] = set()
-        self._assembler = upstream.backend_dialect.assembler()
-        self._translated = None if upstream.translation is None else upstream.translation.stream(upstream.requested)
-        self._is_changed = self._translated is not None or upstream.has_extras
+        self._assembler = call.backend_dialect.assembler()
+        self._translated = None if call.translation is None else call.translation.stream(call.requested)
+        self._is_changed = self._translated is not None or call.has_extras
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
         """What the caller gets, as it comes.
@@ -118,7 +120,7 @@ class StreamRelay:
                 raise self._error
             if self._error is None:
                 part = shown if self._is_changed else bytes(self._held) + b"\n\n"
-        choices = self._upstream.requested.get("n")
+        choices = self._call.requested.get("n")
         is_finished = len(self._finished_choices) >= (choices if choices and isinstance(choices, (int, float)) else 1)
         if not (self.is_over or is_finished):
             raise BackendBroken("The backend ended its stream before its answer was complete.")
@@ -138,7 +140,7 @@ class StreamRelay:
                 break
             try:
                 content = self._read(event)
-                if self.failure is not None and (redacted := self._upstream.redacted(event.data)) != event.data:
+                if self.failure is not None and (redacted := self._call.redacted(event.data)) != event.data:
                     # The last event repeats a key of ours, so nothing of this chunk can be passed on as it came.
                     shown = b"".join(parts) if self._is_changed else self._encoded(events[:number])
                     self._is_changed = True
@@ -174,7 +176,7 @@ class StreamRelay:
 
     def _read(self, event: ServerSentEvent) -> dict[str, object] | None:
         """The content of an event; None if it only ends the stream."""
-        data, dialect = event.data, self._upstream.backend_dialect
+        data, dialect = event.data, self._call.backend_dialect
         if data.strip() == b"[DONE]":
             self.is_over = True
             return None
@@ -189,7 +191,7 @@ class StreamRelay:
         if content.get("type") in dialect.last_events:
             self.is_over = True
         if dialect.is_failed(content):
-            self.failure = failure_in_stream(self._upstream.redacted(data))
+            self.failure = failure_in_stream(self._call.redacted(data))
         try:
             if self._assembler is not None and self._assembler.add(content) and self._first_part_seconds is None:
                 self._first_part_seconds = time.perf_counter() - self._started_at
@@ -204,7 +206,7 @@ class StreamRelay:
             shown = [] if content is None else self._translated.add(content)
             return self._encoded([*shown, *self._translated.finish()] if self.is_over else shown)
         if content is not None:
-            dialect, requested = self._upstream.dialect, self._upstream.requested
+            dialect, requested = self._call.dialect, self._call.requested
             if dialect.is_extra(content, requested):
                 return b""
             if dialect.without_extras(content, requested):
@@ -221,4 +223,4 @@ class StreamRelay:
         record.first_part_seconds = self._first_part_seconds
         if self._assembler is not None and self._first_part_seconds is not None:
             record.answer = self._assembler.response()
-            record.usage = self._upstream.backend_dialect.usage_in(record.answer)
+            record.usage = self._call.backend_dialect.usage_in(record.answer)

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import requests
 
-from agentlightning.llm_proxy import proxied_call, service
+from agentlightning.llm_proxy import gateway, proxied_call
 from agentlightning.llm_proxy.backends import backend_pool, connection
-from agentlightning.llm_proxy.proxied_call import MOST_ANSWER_VALUES
+from agentlightning.llm_proxy.call_messages import MOST_ANSWER_VALUES
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
 from tests.stub_model.raw import DONE, LAST_CHUNK, STREAM_HEAD, Connection, chunk, event, response, sent, until
@@ -205,7 +205,7 @@ def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) 
 def test_stop_does_not_wait_for_ever_for_a_body_that_never_comes(
     stub_model: StubModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(gateway, "STOP_SECONDS", 0.5)
     with proxied(entry(stub_model.url)) as door, connected(door) as caller:
         caller.sendall(request(path_of(door) + CHAT)[:-5])
         check_serves(door)
@@ -267,13 +267,13 @@ def test_answer_that_is_too_large_is_an_error(answer: bytes, limit: int) -> None
 
 
 def test_large_answer_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    parse, threads = proxied_call._read_answer, list[threading.Thread]()
+    parse, threads = proxied_call.read_answer, list[threading.Thread]()
 
     def noted(body: bytes) -> Any:
         threads.append(threading.current_thread())
         return parse(body)
 
-    monkeypatch.setattr(proxied_call, "_read_answer", noted)
+    monkeypatch.setattr(proxied_call, "read_answer", noted)
     with serving(sent(response(TOO_MANY_BYTES))) as model, proxied(entry(model.url)) as door:
         assert requests.post(door.endpoint + CHAT, data=BODY, timeout=30.0).status_code == 200
         model.script = Script(["fine"])

@@ -7,7 +7,7 @@ import openai
 import pytest
 import requests
 
-from agentlightning.llm_proxy import service
+from agentlightning.llm_proxy import gateway
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import HERE, MODEL, Proxied, entry, proxied
 from tests.stub_model.raw import DONE, STREAM_HEAD, chunk, event, streamed, then_hang, until, whole
@@ -115,7 +115,7 @@ def test_cancelled_stream_is_recorded_with_what_was_sent() -> None:
 
 
 def test_proxy_that_stops_in_the_middle_of_a_stream_tells_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(gateway, "STOP_SECONDS", 0.5)
     with serving(then_hang(STREAM_HEAD, chunk(event("one")))) as server, proxied(entry(server.url)) as door:
         chunks = door.openai().chat.completions.create(model=MODEL, messages=USER, stream=True)
         next(chunks)

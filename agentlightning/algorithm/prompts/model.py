@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, most_tokens_read
 from agentlightning.algorithm.prompts.results import logger_of
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.llm_proxy.backends.call_state import retry_after_seconds
+from agentlightning.llm_proxy.backends.backend_call import retry_after_seconds
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.network_errors import unanswered_address

@@ -1,7 +1,7 @@
 """Backends of the LLM proxy: who serves which model, and how a call gets to one of them and back.
 
 model list ──▶ model_entry ──▶ Backend                                         what an entry says
-BackendRequest ──▶ BackendPool ──▶ CallState ──▶ HttpSender ──▶ BackendResponse
+BackendCall ──▶ BackendPool ──▶ HttpSender ──▶ BackendResponse
                        └── BackendState: breaker, limits, queue                what is remembered of a backend
 """
 
@@ -17,9 +17,9 @@ from agentlightning.llm_proxy.backends.backend import (
     VersionNotServed,
     backend_of,
 )
+from agentlightning.llm_proxy.backends.backend_call import BackendCall, PreparedRequest
 from agentlightning.llm_proxy.backends.backend_pool import DEFAULT_DEADLINE_SECONDS, BackendPool
 from agentlightning.llm_proxy.backends.backend_state import Clock
-from agentlightning.llm_proxy.backends.call_state import BackendRequest, PreparedRequest
 from agentlightning.llm_proxy.backends.connection import BackendResponse
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "Backend",
     "BackendBroken",
     "BackendError",
+    "BackendCall",
     "BackendPool",
-    "BackendRequest",
     "BackendResponse",
     "BackendUnavailable",
     "Clock",

@@ -22,13 +22,12 @@ from agentlightning.llm_proxy.backends.backend import (
     VersionNotServed,
     backend_of,
 )
-from agentlightning.llm_proxy.backends.backend_state import BackendState, Clock
-from agentlightning.llm_proxy.backends.call_state import (
-    BackendRequest,
-    CallState,
+from agentlightning.llm_proxy.backends.backend_call import (
+    BackendCall,
     is_retryable,
     requested_hold_seconds,
 )
+from agentlightning.llm_proxy.backends.backend_state import BackendState, Clock
 from agentlightning.llm_proxy.backends.connection import (
     MOST_LARGE_ANSWERS,
     BackendResponse,
@@ -187,17 +186,15 @@ class BackendPool:
 
     # ------------------------------------------------------------------ one call
 
-    async def send(self, request: BackendRequest) -> BackendResponse:
+    async def send(self, call: BackendCall) -> BackendResponse:
         """Have a call answered.
 
         Raises UnknownModel, VersionNotServed, BackendUnavailable, DeadlineExceeded, or what `prepare` raises. A
         response with an error status that trying again did not mend is a response.
         """
-        deadline = request.deadline
-        call = CallState(
-            request,
-            self._candidates(request.model, request.resources_id),
-            deadline=self._clock.now() + self._deadline_seconds if deadline is None else deadline,
+        call.begin(
+            self._candidates(call.model, call.resources_id),
+            ends_at=self._clock.now() + self._deadline_seconds if call.deadline is None else call.deadline,
             num_retries=self._num_retries,
         )
         while True:
@@ -207,14 +204,14 @@ class BackendPool:
                 return response
             self._refresh(call)
 
-    async def _acquire(self, call: CallState) -> BackendState:
+    async def _acquire(self, call: BackendCall) -> BackendState:
         """The backend of the next try, with a place in its limits."""
         while True:
             now = self._clock.now()
             if self._is_closed:
                 raise call.closing()
-            if now >= call.deadline:
-                raise call.deadline_exceeded(f"before a backend of '{call.request.model}' was called")
+            if now >= call.ends_at:
+                raise call.deadline_exceeded(f"before a backend of '{call.model}' was called")
             state = call.choose(now)
             if state is None:
                 await self._pause(call)
@@ -222,27 +219,27 @@ class BackendPool:
                 return state
             self._refresh(call)
 
-    async def _wait_for(self, call: CallState, state: BackendState, now: float) -> bool:
+    async def _wait_for(self, call: BackendCall, state: BackendState, now: float) -> bool:
         """Wait in a backend's queue; False if another backend may be better now."""
         limited_seconds = state.admission.wait_seconds(now)
-        if now + limited_seconds >= call.deadline:
+        if now + limited_seconds >= call.ends_at:
             raise call.rate_limited(state, limited_seconds)
         try:
-            return await state.admission.acquire(call.request.rollout_id, call.deadline)
+            return await state.admission.acquire(call.rollout_id, call.ends_at)
         except TimeoutError:
             queued = state.admission.waiting + 1
             raise call.deadline_exceeded(f"in line for backend '{state}', where {queued} calls were waiting") from None
         finally:
             call.waited_seconds += self._clock.now() - now
 
-    def _refresh(self, call: CallState) -> None:
+    def _refresh(self, call: BackendCall) -> None:
         """See the present list, for a call that was not sent yet or failed; one whose model left it keeps its own."""
         try:
-            call.candidates = self._candidates(call.request.model, call.request.resources_id)
+            call.candidates = self._candidates(call.model, call.resources_id)
         except (UnknownModel, VersionNotServed):
             return
 
-    async def _pause(self, call: CallState) -> None:
+    async def _pause(self, call: BackendCall) -> None:
         """Wait before the next try; raise if there shall be none."""
         now = self._clock.now()
         seconds = call.next_pause(now)
@@ -251,14 +248,14 @@ class BackendPool:
         if seconds > 0:
             await self._clock.sleep(seconds)
 
-    async def _try(self, call: CallState, state: BackendState) -> BackendResponse | None:
+    async def _try(self, call: BackendCall, state: BackendState) -> BackendResponse | None:
         """One try; None if there shall be another."""
         began = self._clock.now()
         state.breaker.begin(began)
         try:
-            backend = state.backend.named(call.request.model)
-            prepared = call.request.prepare(backend)
-            outcome = await within(call.deadline - began, self._http.send(backend, prepared))
+            backend = state.backend.named(call.model)
+            prepared = call.prepare(backend)
+            outcome = await within(call.ends_at - began, self._http.send(backend, prepared))
         except TimeoutError:
             raise self._timed_out(call, state, began) from None
         except DialectNotServed:
@@ -279,7 +276,7 @@ class BackendPool:
         await self._failed(call, state, outcome)
         return None
 
-    def _timed_out(self, call: CallState, state: BackendState, began: float) -> Exception:
+    def _timed_out(self, call: BackendCall, state: BackendState, began: float) -> Exception:
         """The deadline passed; that is the backend's failure if it had most of its own time-out."""
         seconds = self._clock.now() - began
         message = f"did not begin to answer within the {seconds:.1f} s left to the call"
@@ -291,7 +288,7 @@ class BackendPool:
             state.abandon()
         return call.deadline_exceeded(f"while waiting for backend '{state}' to answer")
 
-    async def _failed(self, call: CallState, state: BackendState, failure: SendFailure) -> None:
+    async def _failed(self, call: BackendCall, state: BackendState, failure: SendFailure) -> None:
         """Prepare the next try after one without a response, or raise."""
         call.note(state, failure.message)
         if failure.kind == "stale":
@@ -307,7 +304,7 @@ class BackendPool:
             await self._pause(call)
 
     async def _responded(
-        self, call: CallState, state: BackendState, backend: Backend, head: ResponseHead
+        self, call: BackendCall, state: BackendState, backend: Backend, head: ResponseHead
     ) -> BackendResponse | None:
         """Hand a response on, or drop it for another try."""
         message = f"answered {head.status} {head.reason}".rstrip()
@@ -331,11 +328,4 @@ class BackendPool:
                 if pause > 0:
                     await self._clock.sleep(pause)
                 return None
-        return BackendResponse(
-            head,
-            state,
-            backend=backend,
-            tries=call.tries,
-            waited_seconds=call.waited_seconds,
-            large_answers=self._large_answers,
-        )
+        return BackendResponse(head, state, backend=backend, call=call, large_answers=self._large_answers)

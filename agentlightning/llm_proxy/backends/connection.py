@@ -23,9 +23,9 @@ from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 
 from agentlightning.asgi.bodies import Room
-from agentlightning.llm_proxy.backends.backend import Backend, BackendBroken, Try
+from agentlightning.llm_proxy.backends.backend import Backend, BackendBroken
+from agentlightning.llm_proxy.backends.backend_call import BackendCall, PreparedRequest
 from agentlightning.llm_proxy.backends.backend_state import BackendState
-from agentlightning.llm_proxy.backends.call_state import PreparedRequest
 
 CONNECT_SECONDS: Final = 10.0
 KEEP_ALIVE_SECONDS: Final = 15.0
@@ -68,18 +68,14 @@ class BackendResponse:
         state: BackendState,
         *,
         backend: Backend,
-        tries: list[Try],
-        waited_seconds: float,
+        call: BackendCall,
         large_answers: Room,
     ) -> None:
         self.status = head.status
         self.headers = head.headers
         self.backend = backend
         """Under the requested model name."""
-        self.tries = tries
-        """Every try of the call, first to last; the last is this response."""
-        self.waited_seconds = waited_seconds
-        """Time spent in a backend's queue."""
+        self.call = call
         self._head = head
         self._state = state
         self._is_over = False
@@ -96,7 +92,7 @@ class BackendResponse:
             if limit is not None and size > limit:
                 await self.close()
                 message = f"Backend '{self.backend.name}' answered with more than {limit} bytes, which is the limit."
-                raise BackendBroken(message, tries=self.tries)
+                raise BackendBroken(message, tries=self.call.tries)
         return b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -117,7 +113,7 @@ class BackendResponse:
                 self._state.breaker.complete()
             self._end()
         except BackendBroken as error:
-            error.tries = [*self.tries]
+            error.tries = [*self.call.tries]
             if not self._is_over:  # else it was closed under the reader
                 self._state.fail(str(error))
             self._end()
@@ -219,7 +215,7 @@ class HttpSender:
         body = _Bytes(request.body)
         try:
             response = await self._connected().post(
-                request.url or backend.url_of(request.dialect),
+                request.url,
                 data=body,
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=backend.timeout),

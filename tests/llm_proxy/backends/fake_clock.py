@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentlightning.dialects import CHAT
-from agentlightning.llm_proxy.backends import Backend, BackendRequest, Clock, PreparedRequest
+from agentlightning.llm_proxy.backends import Backend, BackendCall, Clock, PreparedRequest
 from agentlightning.llm_proxy.backends.backend_state import Timer
 from tests.stub_model.raw import PATIENCE_SECONDS
 
@@ -66,8 +66,22 @@ class FakeTimer:
 
 
 def chat(backend: Backend) -> PreparedRequest:
-    return PreparedRequest(CHAT, b"{}", stream=False)
+    return PreparedRequest(backend.url_of(CHAT), b"{}")
 
 
-def request_for(model: str = "m", who: str = "", **fields: Any) -> BackendRequest:
-    return BackendRequest(model, who, fields.pop("prepare", chat), **fields)
+class PlainCall(BackendCall):
+    """A call whose requests a function prepares."""
+
+    def __init__(self, model: str, who: str, prepare: Callable[[Backend], PreparedRequest]) -> None:
+        super().__init__(model, who)
+        self._prepared = prepare
+
+    def prepare(self, backend: Backend) -> PreparedRequest:
+        return self._prepared(backend)
+
+
+def request_for(model: str = "m", who: str = "", **fields: Any) -> PlainCall:
+    call = PlainCall(model, who, fields.pop("prepare", chat))
+    call.resources_id, call.deadline = fields.pop("resources_id", None), fields.pop("deadline", None)
+    assert not fields
+    return call

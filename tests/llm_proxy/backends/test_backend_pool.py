@@ -97,9 +97,9 @@ async def test_time_in_line_is_told(serve: Serve, make_pool: MakePool) -> None:
 
     go.set()
     async with await first as answer:
-        assert answer.waited_seconds == 0
+        assert answer.call.waited_seconds == 0
     async with await second as answer:
-        assert answer.waited_seconds > 0
+        assert answer.call.waited_seconds > 0
 
 
 # ---------------------------------------------------------------------- giving up

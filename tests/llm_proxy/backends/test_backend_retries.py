@@ -16,7 +16,7 @@ from agentlightning.llm_proxy.backends import (
     DialectNotServed,
     PreparedRequest,
 )
-from agentlightning.llm_proxy.backends.call_state import is_retryable, requested_hold_seconds
+from agentlightning.llm_proxy.backends.backend_call import is_retryable, requested_hold_seconds
 from tests.llm_proxy.backends.conftest import MakePool, Serve
 from tests.llm_proxy.backends.fake_clock import FakeClock, request_for, until
 from tests.stub_model.raw import Connection, after, drop, garble, hang, whole
@@ -55,7 +55,7 @@ async def test_kept_connection_that_was_closed_costs_no_call(serve: Serve, make_
 
     async with await pool.send(request_for()) as answer:
         assert answer.status == 200
-        assert len(answer.tries) == 2
+        assert len(answer.call.tries) == 2
     assert pool.describe()[0]["failures"] == 0
 
 
@@ -67,7 +67,9 @@ async def test_kept_connection_to_a_backend_that_died_costs_no_call(serve: Serve
 
     async with await pool.send(request_for(who="r")) as answer:
         assert answer.status == 200
-        assert [name for name, _ in answer.tries] == [f"m#0 at {dying.openai_url}"] * 2 + [f"m#1 at {other.openai_url}"]
+        assert [name for name, _ in answer.call.tries] == [f"m#0 at {dying.openai_url}"] * 2 + [
+            f"m#1 at {other.openai_url}"
+        ]
 
 
 @pytest.mark.parametrize("act", [drop, garble])
@@ -95,7 +97,7 @@ async def test_failure_that_may_pass_is_tried_at_another_backend(
 
     async with await pool.send(request_for()) as answer:
         assert answer.status == 200
-        assert [name for name, _ in answer.tries] == [f"m#0 at {failing.openai_url}", f"m#1 at {other.openai_url}"]
+        assert [name for name, _ in answer.call.tries] == [f"m#0 at {failing.openai_url}", f"m#1 at {other.openai_url}"]
 
 
 async def test_backend_that_fails_fast_does_not_draw_calls(serve: Serve, make_pool: MakePool) -> None:
@@ -145,7 +147,7 @@ async def test_last_answer_is_handed_on_when_retries_are_used_up(serve: Serve, m
     pool = make_pool(server, other, num_retries=1)
 
     async with await pool.send(request_for()) as answer:
-        assert {happened for _, happened in answer.tries} == {"answered 500 Word", "answered 502 Word"}
+        assert {happened for _, happened in answer.call.tries} == {"answered 500 Word", "answered 502 Word"}
 
 
 async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_pool: MakePool) -> None:
@@ -154,7 +156,7 @@ async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_pool: Mak
 
     def prepare(backend: Backend) -> PreparedRequest:
         prepared.append(backend.base_url)
-        return PreparedRequest(DIALECTS["completions"], backend.name.encode(), stream=False, headers={"X-Try": "yes"})
+        return PreparedRequest(backend.url_of(DIALECTS["completions"]), backend.name.encode(), {"X-Try": "yes"})
 
     pool = make_pool(failing, other, num_retries=1)
     async with await pool.send(request_for(prepare=prepare)) as answer:
@@ -174,7 +176,7 @@ async def test_backend_of_another_dialect_is_passed_over(serve: Serve, make_pool
     pool = make_pool(only_messages, second)
 
     def prepare(backend: Backend) -> PreparedRequest:
-        return PreparedRequest(backend.serving(DIALECTS["embeddings"]), b"{}", stream=False)
+        return PreparedRequest(backend.url_of(backend.serving(DIALECTS["embeddings"])), b"{}")
 
     for _ in range(4):
         async with await pool.send(request_for(prepare=prepare)) as answer:
@@ -372,7 +374,7 @@ async def test_large_body_goes_through_without_a_warning(serve: Serve, make_pool
     body = b"y" * 3_000_000
 
     async with await pool.send(
-        request_for(prepare=lambda _: PreparedRequest(DIALECTS["chat"], body, stream=False))
+        request_for(prepare=lambda backend: PreparedRequest(backend.url_of(DIALECTS["chat"]), body))
     ) as answer:
         assert answer.status == 200
     assert server.requests[0].content == body

@@ -1,4 +1,4 @@
-"""State of one call to the backends: tries made, retries and time left, the error to report.
+"""One call to the backends: what it wants, tries made, retries and time left, the error to report.
 
 Also the rules over statuses and headers that decide whether a call is tried again, and when.
 """
@@ -8,12 +8,11 @@ import email.utils
 import hashlib
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Final
+from typing import Final, NamedTuple
 
-from agentlightning.dialects import Dialect
 from agentlightning.llm_proxy.backends.backend import Backend, BackendUnavailable, DeadlineExceeded, Try
 from agentlightning.llm_proxy.backends.backend_state import BackendState, first_line
 
@@ -24,50 +23,43 @@ _HASH_BYTES: Final = 8
 _HASHES: Final = 1 << (8 * _HASH_BYTES)
 
 
-@dataclass(slots=True)
-class PreparedRequest:
+class PreparedRequest(NamedTuple):
     """A request as it goes to one backend."""
 
-    dialect: Dialect
+    url: str
     body: bytes
-    stream: bool
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     """On top of the backend's own, which win."""
-    url: str = ""
-    """Empty: the backend's address for the dialect."""
 
 
-@dataclass(slots=True)
-class BackendRequest:
-    """One call, before a backend is chosen."""
-
-    model: str
-    rollout_id: str
-    """For fair queueing and stickiness; empty for calls of no rollout."""
-    prepare: Callable[[Backend], PreparedRequest]
-    """Called once per try, for the backend that was chosen; may raise DialectNotServed to be given another one."""
-    resources_id: str | None = None
-    """Version of the resources the call is pinned to; None takes the latest."""
-    deadline: float | None = None
-    """Moment on the pool's clock (`time.monotonic`) by which the response must have begun; None: the pool's default."""
-
-
-class CallState:
+class BackendCall(ABC):
     """One call on its way to a response."""
 
-    def __init__(
-        self, request: BackendRequest, candidates: Sequence[BackendState], *, deadline: float, num_retries: int
-    ) -> None:
-        self.request = request
+    def __init__(self, model: str = "", rollout_id: str = "") -> None:
+        self.model = model
+        self.rollout_id = rollout_id
+        """For fair queueing and stickiness; empty for calls of no rollout."""
+        self.resources_id: str | None = None
+        """Version of the resources the call is pinned to; None takes the latest."""
+        self.deadline: float | None = None
+        """Moment on the pool's clock by which the response must have begun; None: the pool's default."""
+        self.tries: list[Try] = []
+        self.waited_seconds = 0.0
+        """Time spent in queues of backends."""
+
+    @abstractmethod
+    def prepare(self, backend: Backend) -> PreparedRequest:
+        """The request for the backend that was chosen, once per try; DialectNotServed to be given another one."""
+
+    def begin(self, candidates: Sequence[BackendState], *, ends_at: float, num_retries: int) -> None:
+        """Begin to look for a backend that answers; again, where the answer was of no use."""
         self.candidates = candidates
         """The backends that may serve it."""
-        self.deadline = deadline
-        self.tries: list[Try] = []
+        self.ends_at = ends_at
         self.tried: list[BackendState] = []
         """Backends that failed it."""
         self.unfit: list[BackendState] = []
         """Backends that do not speak its dialect."""
-        self.waited_seconds = 0.0
         self._retries_left = num_retries
         self._backoffs = 0
         self._free_retries_used: set[str] = set()
@@ -87,8 +79,8 @@ class CallState:
         free = [state for state in self.fit if state.is_free(now)]
         if free:
             candidates = [state for state in free if state not in self.tried] or free
-            if self.request.rollout_id:
-                return max(candidates, key=lambda state: _rank(self.request.rollout_id, state))
+            if self.rollout_id:
+                return max(candidates, key=lambda state: _rank(self.rollout_id, state))
             best = min(candidates, key=lambda state: (state.admission.is_full, state.load(now), state.turn))
             best.turn += 1.0 / best.backend.weight
             return best
@@ -121,7 +113,7 @@ class CallState:
                 longest = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._backoffs, 16), LONGEST_BACKOFF_SECONDS)
                 seconds = longest * (0.5 + 0.5 * random.random())
                 self._backoffs += 1
-            if now + max(seconds, held_seconds) >= self.deadline:
+            if now + max(seconds, held_seconds) >= self.ends_at:
                 return None
         self._retries_left -= 1
         return seconds
@@ -139,7 +131,7 @@ class CallState:
     def rate_limited(self, state: BackendState, seconds: float) -> BackendUnavailable:
         """Every backend is at a rate limit for longer than the call has time."""
         message = (
-            f"No backend of model '{self.request.model}' may be called before the call's deadline: '{state}' is at its "
+            f"No backend of model '{self.model}' may be called before the call's deadline: '{state}' is at its "
             f"rate limit for another {seconds:.1f} s{self._after_tries}."
         )
         return BackendUnavailable(message, tries=self.tries, retry_after_seconds=seconds)
@@ -163,7 +155,7 @@ class CallState:
                 reasons.append(f"{name} was not called")
         opens_in = min((max(state.breaker.open_until - now, 0.0) for state in self.candidates), default=0.0)
         return BackendUnavailable(
-            f"No backend of model '{self.request.model}' answered: {'; '.join(reasons)}.",
+            f"No backend of model '{self.model}' answered: {'; '.join(reasons)}.",
             tries=self.tries,
             retry_after_seconds=opens_in or None,
         )

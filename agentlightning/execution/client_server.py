@@ -11,8 +11,8 @@ import signal
 import socket
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, get_args
 
@@ -29,7 +29,7 @@ from agentlightning.execution.base import (
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, StopToken, run_until_stopped
-from agentlightning.execution.watch import PlacedRunners, run_watched
+from agentlightning.execution.watch import PlacedRunners, Watch
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
@@ -215,17 +215,15 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         served = ExitStack()
         try:
             if self._serves(store):
-                token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, None)
-                refuse_open_address(self.server_host, token, is_insecure=self.insecure, option="server_host")
-                server = LightningStoreServer(store, host=self._bound_host, port=self.server_port, **self._credentials)
-                if self._reserved is not None and self._reserved.getsockname()[1] == self.server_port:
-                    server.launcher_args.reserved, self._reserved = self._reserved, None
+                server = self._server(store)
+                start = functools.partial(self._start_server, server, served)
                 if isinstance(algorithm, PreparingBundle):
-                    algorithm.on_prepared = functools.partial(self._start_server, server, served)
+                    algorithm.on_prepared = start
                 else:
-                    await self._start_server(server, served)
+                    await start()
             served_store = store if server is None else server
-            await run_watched(algorithm, served_store, stop_evt, runners, grace_seconds=self.graceful_timeout)
+            async with Watch(algorithm, served_store, stop_evt, runners, grace_seconds=self.graceful_timeout):
+                await algorithm(served_store, stop_evt)
         except BaseException:
             stop_evt.set()
             raise
@@ -234,6 +232,14 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             served.close()
             if server is not None:
                 await server.stop()
+
+    def _server(self, store: LightningStore) -> LightningStoreServer:
+        token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, None)
+        refuse_open_address(self.server_host, token, is_insecure=self.insecure, option="server_host")
+        server = LightningStoreServer(store, host=self._bound_host, port=self.server_port, **self._credentials)
+        if self._reserved is not None and self._reserved.getsockname()[1] == self.server_port:
+            server.launcher_args.reserved, self._reserved = self._reserved, None
+        return server
 
     async def _start_server(self, server: LightningStoreServer, served: ExitStack) -> None:
         await server.start()
@@ -361,19 +367,43 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         stop = MultiprocessingEvent(ctx=ctx)
         self.is_interrupted = False
         try:
-            if self.role == "algorithm":
-                asyncio.run(self._execute_algorithm(algorithm, store, stop))
-            elif self.role == "runner":
-                self._execute_runners_only(runner, store, stop, ctx)
-            else:
+            if self.role == "both":
                 self._secure_port(store)
                 own = None if self.insecure else secrets.token_urlsafe()
                 self._token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN) or own
-                place = self._execute_both if self.main_process == "algorithm" else self._execute_around_runner
-                place(algorithm, runner, store, stop, ctx)
+            if self.role == "runner":
+                self._execute_runners_only(runner, store, stop, ctx)
+            elif self.main_process == "runner":
+                self._execute_around_runner(algorithm, runner, store, stop, ctx)
+            else:
+                with self._own_runners(runner, store, stop, ctx) as runners:
+                    asyncio.run(self._execute_algorithm(algorithm, store, stop, runners))
         except KeyboardInterrupt:
             self._note_interrupt()
             logger.warning("KeyboardInterrupt received; everything has been stopped.")
+
+    @contextmanager
+    def _own_runners(
+        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
+    ) -> Iterator[PlacedRunners]:
+        """The runners beside the algorithm, for as long as the block; raises if one of ours has failed."""
+        if self.role == "algorithm":
+            yield PlacedRunners()
+            return
+        if self.managed_store:
+            prepare_codecs()
+        # Runners are started first, while this process has no threads that a fork could tear apart.
+        runners = self._started_runners(runner, store, stop, ctx)
+        try:
+            yield runners
+        finally:
+            self._shutdown_processes(runners.processes, stop)
+            asyncio.run(runners.recover(store))
+        try:
+            self._check_process_exitcodes(runners.processes)
+        except RunnersKilled as error:
+            error.rollout_ids = tuple(runners.recovered)
+            raise
 
     def _execute_runners_only(
         self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
@@ -418,24 +448,6 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     def _note_interrupt(self) -> None:
         self.is_interrupted = True
-
-    def _execute_both(
-        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
-    ) -> None:
-        if self.managed_store:
-            prepare_codecs()
-        # Runners are started first, while this process has no threads that a fork could tear apart.
-        runners = self._started_runners(runner, store, stop, ctx)
-        try:
-            asyncio.run(self._execute_algorithm(algorithm, store, stop, runners))
-        finally:
-            self._shutdown_processes(runners.processes, stop)
-            asyncio.run(runners.recover(store))
-        try:
-            self._check_process_exitcodes(runners.processes)
-        except RunnersKilled as error:
-            error.rollout_ids = tuple(runners.recovered)
-            raise
 
     def _execute_around_runner(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any

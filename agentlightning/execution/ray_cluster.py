@@ -24,7 +24,7 @@ from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.ray_runners import RayRunners, RunnerActor, pickled_runner
-from agentlightning.execution.watch import run_watched
+from agentlightning.execution.watch import Watch
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
@@ -136,7 +136,8 @@ class RayExecutionStrategy(ExecutionStrategy):
                 with self._scaling:
                     self._loop, self._runners = asyncio.get_running_loop(), runners
                     runners.scale(self.n_runners)
-                await run_watched(algorithm, served.store, stop, runners, grace_seconds=self.graceful_timeout)
+                async with Watch(algorithm, served.store, stop, runners, grace_seconds=self.graceful_timeout):
+                    await algorithm(served.store, stop)
             except Exception as error:
                 if runners.failure is not None:
                     raise runners.failure from error

@@ -15,12 +15,13 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
+    OwnsWorker,
     RunnerBundle,
     owned_by,
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent, run_until_stopped
-from agentlightning.execution.watch import PlacedRunners, run_watched
+from agentlightning.execution.watch import PlacedRunners, Watch
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.utils.loop_thread import LoopThread
@@ -82,20 +83,13 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         stop, failures = ThreadingEvent(), _Failures()
         threads: list[threading.Thread] = []
         agents = LoopThread("agents")
-        ended: list[int] = []  # the numbers of runners
-        runners = PlacedRunners(lambda: len(ended) == self.n_runners, owned_by(runner))
+        runners = _RunnerThreads(self.n_runners, owned_by(runner), stop)
 
         def run_runner(number: int, failures: _Failures | None) -> None:
             try:
                 self._run(functools.partial(runner, shared, number, stop), stop, failures)
             finally:
-                ended.append(number)
-
-        async def until_algorithm_ends() -> None:
-            try:
-                await run_watched(algorithm, shared, stop, runners)
-            finally:
-                stop.set()  # without an algorithm nobody sends work
+                runners.ended.append(number)
 
         self.is_interrupted = False
         try:
@@ -103,9 +97,12 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                 for number in range(self.n_runners):
                     work = functools.partial(run_runner, number, failures)
                     threads.append(_started_thread(f"runner-{number}", work, agents if self.n_runners > 1 else None))
-                self._run(until_algorithm_ends, stop, None)
+                with _failing_together(stop, None):
+                    asyncio.run(self._execute_algorithm(algorithm, shared, runners, stop))
             else:
-                work = functools.partial(self._run, until_algorithm_ends, stop, failures)
+                work = functools.partial(
+                    self._run, lambda: self._execute_algorithm(algorithm, shared, runners, stop), stop, failures
+                )
                 threads.append(_started_thread("algorithm", work))
                 run_runner(0, None)
                 # The runner may be done before the algorithm is, which ends by itself.
@@ -119,6 +116,18 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             self._join(threads, agents)
         if not failures.empty() and not self.is_interrupted:
             raise failures.get()
+
+    async def _execute_algorithm(
+        self, algorithm: AlgorithmBundle, store: LightningStore, runners: PlacedRunners, stop: ExecutionEvent
+    ) -> None:
+        try:
+            watch = Watch(
+                *(algorithm, store, stop, runners), grace_seconds=self.graceful_delay, poll_seconds=self.poll_interval
+            )
+            async with watch:
+                await algorithm(store, stop)
+        finally:
+            stop.set()  # without an algorithm nobody sends work
 
     def _join(self, threads: list[threading.Thread], agents: LoopThread) -> None:
         deadline = time.monotonic() + self.join_timeout
@@ -139,6 +148,15 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             asyncio.run(
                 run_until_stopped(work(), stop.is_set, grace, abandon_seconds=grace, poll_seconds=self.poll_interval)
             )
+
+
+class _RunnerThreads(PlacedRunners):
+    """Runners that are threads, of which one that fails stops all."""
+
+    def __init__(self, count: int, owns_worker: OwnsWorker, stop: ExecutionEvent) -> None:
+        self.ended: list[int] = []  # the numbers of runners
+        super().__init__(lambda: len(self.ended) == count, owns_worker)
+        self.have_failed = stop.is_set  # type: ignore[method-assign] # the same function, without a frame around it
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from agentlightning.errors import TrainingError
@@ -65,68 +64,74 @@ class PlacedRunners:
             await until(self.have_ended, timeout_seconds=timeout_seconds, interval_seconds=POLL_SECONDS / 4)
 
 
-async def run_watched(
-    algorithm: AlgorithmBundle,
-    store: LightningStore,
-    stop: ExecutionEvent,
-    runners: PlacedRunners,
-    *,
-    grace_seconds: float = 0.0,
-    lease_seconds: float = LOST_WORKER_SECONDS,
-) -> None:
-    """Run the algorithm to its end, or for as long as there may be somebody to run its rollouts.
+class Watch:
+    """Watches over the runners for as long as its block, in which the algorithm runs.
+
+    If nobody is left to run the algorithm's rollouts, its `give_up` is called with the error; if it has none, the task
+    of the block is cancelled, and the error is raised behind it. If a runner has failed, or has stopped all, the
+    algorithm has `grace_seconds` to end by itself before it is cancelled; why is for the strategy to raise.
 
     Args:
-        algorithm: Its `give_up` is called with the error, if it has one; else it is cancelled. Its `run_id`, if it has
-            one, says whose rollouts are counted.
-        grace_seconds: How long it may take to end by itself when a runner's failure has stopped all.
+        algorithm: Its `run_id`, if it has one, says whose rollouts are counted.
     """
-    work = asyncio.ensure_future(algorithm(store, stop))
-    watch = asyncio.ensure_future(_Watch(algorithm, store, stop, runners, lease_seconds).until_hopeless())
-    error = None
-    try:
-        await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            error = watch.result()
-            logger.error("%s", error or "Runners have died or failed, so the algorithm is stopped.")
-            give_up: Callable[[TrainingError], object] | None = getattr(algorithm, "give_up", None)
-            if error is not None and give_up is not None:
-                give_up(error)
-                await asyncio.wait([work])
-            elif error is None and stop.is_set():
-                await asyncio.wait([work], timeout=grace_seconds)
-    finally:
-        for task in (watch, work):
-            task.cancel()
-        await asyncio.wait([watch, work])
-    if not work.cancelled():
-        work.result()
-    elif error is not None:
-        raise error
 
+    def __init__(
+        self,
+        algorithm: AlgorithmBundle,
+        store: LightningStore,
+        stop: ExecutionEvent,
+        runners: PlacedRunners,
+        *,
+        grace_seconds: float = 0.0,
+        poll_seconds: float = POLL_SECONDS,
+        lease_seconds: float = LOST_WORKER_SECONDS,
+    ) -> None:
+        self._algorithm, self._store, self._stop, self._runners = algorithm, store, stop, runners
+        self._grace_seconds, self._poll_seconds, self._lease_seconds = grace_seconds, poll_seconds, lease_seconds
+        self._error: TrainingError | None = None
+        self._has_cancelled = False
+        self._sign: float | None = None
+        """Of life that a worker gave last. That it is new is all that counts, so that no two clocks are compared."""
+        self._silent_since = time.monotonic()
+        self._has_worker = False
+        """Whether one has come, or is still there from before."""
+        self._next_reminder = self._silent_since + REMINDER_SECONDS
 
-@dataclass
-class _Watch:
-    algorithm: AlgorithmBundle
-    store: LightningStore
-    stop: ExecutionEvent
-    runners: PlacedRunners
-    lease_seconds: float
-    sign: float | None = None
-    """Of life that a worker gave last. That it is new is all that counts, so that no two clocks are compared."""
-    silent_since: float = field(default_factory=time.monotonic)
-    has_worker: bool = False
-    """Whether one has come, or is still there from before."""
-    next_reminder: float = field(default_factory=lambda: time.monotonic() + REMINDER_SECONDS)
+    async def __aenter__(self) -> None:
+        watched = asyncio.current_task()
+        assert watched is not None  # we are in a coroutine
+        self._watching = asyncio.create_task(self._watch(watched), name="watch")
 
-    async def until_hopeless(self) -> TrainingError | None:
+    async def __aexit__(self, _: object, error: BaseException | None, traceback: object) -> bool:
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+        if not self._watching.cancelled():
+            self._watching.result()
+        is_ours = self._has_cancelled and isinstance(error, asyncio.CancelledError)
+        if is_ours and self._error is not None:
+            raise self._error
+        return is_ours
+
+    async def _watch(self, watched: "asyncio.Task[object]") -> None:
+        self._error = await self._until_hopeless()
+        logger.error("%s", self._error or "Runners have died or failed, so the algorithm is stopped.")
+        give_up: Callable[[TrainingError], object] | None = getattr(self._algorithm, "give_up", None)
+        if self._error is not None and give_up is not None:
+            give_up(self._error)
+            return
+        if self._error is None and self._stop.is_set():
+            await asyncio.sleep(self._grace_seconds)
+        self._has_cancelled = True
+        watched.cancel()
+
+    async def _until_hopeless(self) -> TrainingError | None:
         """Returns why the algorithm waits in vain; None if its runners have failed."""
-        self.sign = await self._last_sign()
-        next_read = self.silent_since
+        self._sign = await self._last_sign()
+        next_read = self._silent_since
         orphaned_since: float | None = None
         while True:
-            await self.runners.recover(self.store)
-            if self.runners.have_failed():
+            await self._runners.recover(self._store)
+            if self._runners.have_failed():
                 return None
             now = time.monotonic()
             count = await self._count_orphans()
@@ -137,24 +142,24 @@ class _Watch:
                     "wait for ever; raise max_rollouts or n_runners, or leave max_rollouts out."
                 )
             if now >= next_read:
-                next_read = now + self.lease_seconds * POLL_SHARE
+                next_read = now + self._lease_seconds * POLL_SHARE
                 if await self._is_abandoned(now):
                     return TrainingError(
                         "No worker is left: rollouts wait in the queue, and none of the workers has been heard of for "
-                        f"{self.lease_seconds:g} s; start runners again, and the training once more."
+                        f"{self._lease_seconds:g} s; start runners again, and the training once more."
                     )
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._poll_seconds)
 
     async def _count_orphans(self) -> int:
         """How many rollouts wait after our runners have ended, if nobody else may run them."""
-        if not self.runners.have_ended() or self.stop.is_set() or await self._has_others():
+        if not self._runners.have_ended() or self._stop.is_set() or await self._has_others():
             return 0
         return await self._count("queuing", "requeuing")
 
     async def _has_others(self) -> bool:
         """Whether a worker of another training may run the rollouts, as far as the store can say."""
         with log_failures(logger, "Workers could not be read", level=logging.WARNING):
-            workers = [one for one in await self.store.query_workers() if not self.runners.owns_worker(one.worker_id)]
+            workers = [one for one in await self._store.query_workers() if not self._runners.owns_worker(one.worker_id)]
             signs = [
                 sign or 0.0
                 for one in workers
@@ -166,13 +171,13 @@ class _Watch:
     async def _is_abandoned(self, now: float) -> bool:
         """Whether rollouts wait that no worker is left for; says now and then that none has come."""
         sign = await self._last_sign()
-        if sign not in (None, self.sign):
-            self.sign, self.silent_since, self.has_worker = sign, now, True
-        if not self.has_worker and now >= self.next_reminder:
-            self.next_reminder = now + REMINDER_SECONDS
+        if sign not in (None, self._sign):
+            self._sign, self._silent_since, self._has_worker = sign, now, True
+        if not self._has_worker and now >= self._next_reminder:
+            self._next_reminder = now + REMINDER_SECONDS
             if waiting := await self._count("queuing", "requeuing"):
                 logger.warning("No worker has come yet, and %d rollouts wait for one.", waiting)
-        if not self.has_worker or now - self.silent_since <= self.lease_seconds:
+        if not self._has_worker or now - self._silent_since <= self._lease_seconds:
             return False
         if await self._count("preparing", "running", if_unreadable=1):
             return False  # a worker that gives no heartbeats may be busy
@@ -183,17 +188,17 @@ class _Watch:
         with log_failures(logger, "Workers could not be read", level=logging.WARNING):
             signs: list[float] = []
             for field_name in ("last_heartbeat_time", "last_dequeue_time"):
-                (latest,) = await self.store.query_workers(sort_by=field_name, sort_order="desc", limit=1) or (None,)
+                (latest,) = await self._store.query_workers(sort_by=field_name, sort_order="desc", limit=1) or (None,)
                 signs.append((getattr(latest, field_name, None)) or 0.0)
             return max(signs) or None
         return None
 
     async def _count(self, *statuses: RolloutStatus, if_unreadable: int = 0) -> int:
         """How many rollouts have one of these statuses; of a run that its rollouts name, its own."""
-        run_id = getattr(self.algorithm, "run_id", None)
+        run_id = getattr(self._algorithm, "run_id", None)
         with log_failures(logger, "The queue could not be read", level=logging.WARNING):
             own = None if run_id is None else [run_id]
-            if own is not None and (await self.store.query_rollouts(run_id_in=own, limit=0)).total == 0:
+            if own is not None and (await self._store.query_rollouts(run_id_in=own, limit=0)).total == 0:
                 own = None
-            return (await self.store.query_rollouts(status_in=list(statuses), run_id_in=own, limit=1)).total
+            return (await self._store.query_rollouts(status_in=list(statuses), run_id_in=own, limit=1)).total
         return if_unreadable

@@ -88,10 +88,10 @@ class AlgorithmRole:
             self._bind(store)
             try:
                 with unobserved():
-                    work: asyncio.Future[object] = asyncio.ensure_future(self._prepare(store))
-                    await self._until_done(work)
-                    work = asyncio.ensure_future(self._started(event))
-                    await self._until_done(work)
+                    for begin in (self._prepare, self._started):
+                        work: asyncio.Future[object] = asyncio.ensure_future(begin(store, event))
+                        if await self._is_done_before_stop(work):
+                            work.result()
             finally:
                 self.is_over = True
             self.is_done = not self.was_stopped
@@ -114,7 +114,7 @@ class AlgorithmRole:
             algorithm.set_initial_resources(trainer.initial_resources)
         algorithm.set_llm_proxy(trainer.llm_proxy)
 
-    async def _prepare(self, store: LightningStore) -> None:
+    async def _prepare(self, store: LightningStore, _: ExecutionEvent) -> None:
         await self._retire_models(store)
         if self.trainer.initial_resources is not None:
             await store.update_resources(INITIAL_RESOURCES_ID, self.trainer.initial_resources)
@@ -124,7 +124,7 @@ class AlgorithmRole:
             await self.on_prepared()
         self.flags.prepared.set()
 
-    def _started(self, event: ExecutionEvent) -> Awaitable[object]:
+    def _started(self, _: LightningStore, event: ExecutionEvent) -> Awaitable[object]:
         """What runs the algorithm; without one, runners serve whatever is enqueued."""
         algorithm = self.algorithm
         if self.was_stopped:
@@ -155,8 +155,8 @@ class AlgorithmRole:
         if inspect.isawaitable(result):
             await result
 
-    async def _until_done(self, work: "asyncio.Future[Any]") -> None:
-        """Wait for a part of the work; cancel it when the training is stopped or given up."""
+    async def _is_done_before_stop(self, work: "asyncio.Future[object]") -> bool:
+        """Wait for a part of the work; cancel it when the training is stopped or given up, which is raised."""
 
         def is_ended() -> bool:
             return self.flags.stopped.is_set() or self._failure is not None
@@ -172,8 +172,7 @@ class AlgorithmRole:
             raise self._failure
         if work.cancelled() and not self.was_stopped:
             raise TrainingError("The algorithm was cancelled from within: something it awaited raised CancelledError.")
-        if not work.cancelled():
-            work.result()
+        return not work.cancelled()
 
     # ------------------------------------------------------------------ its run
 

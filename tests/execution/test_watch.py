@@ -8,7 +8,7 @@ import pytest
 
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ThreadingEvent, watch
-from agentlightning.execution.watch import PlacedRunners, run_watched
+from agentlightning.execution.watch import PlacedRunners, Watch
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from tests.runner.working import until
 
@@ -25,9 +25,15 @@ async def waiting_for_ever(store: LightningStore, event: Any) -> None:
     await asyncio.Event().wait()
 
 
+async def run_watched(algorithm: Any, store: LightningStore, runners: PlacedRunners, **options: float) -> None:
+    stop = ThreadingEvent()
+    async with Watch(algorithm, store, stop, runners, **options):
+        await algorithm(store, stop)
+
+
 async def attend(algorithm: Any, store: LightningStore, *, gone: Callable[[], bool] = lambda: True) -> None:
     runners = PlacedRunners(gone, "Worker-0".__eq__)
-    await asyncio.wait_for(run_watched(algorithm, store, ThreadingEvent(), runners), LONG_SECONDS)
+    await asyncio.wait_for(run_watched(algorithm, store, runners), LONG_SECONDS)
 
 
 async def test_algorithm_without_runners_is_ended_while_rollouts_wait() -> None:
@@ -113,7 +119,7 @@ async def test_only_a_queue_of_its_own_ends_an_algorithm(ours: Any) -> None:
     rollout = await store.enqueue_rollout("ours", metadata={"run_id": WaitingRun.run_id})
     await store.update_rollout(rollout.rollout_id, status=ours)
 
-    watched = run_watched(WaitingRun(), store, ThreadingEvent(), PlacedRunners(lambda: True))
+    watched = run_watched(WaitingRun(), store, PlacedRunners(lambda: True))
 
     with pytest.raises(TrainingError if ours == "queuing" else asyncio.TimeoutError):
         await asyncio.wait_for(watched, LONG_SECONDS if ours == "queuing" else 0.3)
@@ -129,8 +135,7 @@ def waiting_for_a_rollout(store: LightningStore, lease_seconds: float) -> "async
         rollout = await store.enqueue_rollout("task", rollout_id="r")
         await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
 
-    runners = PlacedRunners()
-    return asyncio.create_task(run_watched(algorithm, store, ThreadingEvent(), runners, lease_seconds=lease_seconds))
+    return asyncio.create_task(run_watched(algorithm, store, PlacedRunners(), lease_seconds=lease_seconds))
 
 
 async def test_a_training_whose_workers_are_all_gone_ends_with_an_error() -> None:
@@ -179,4 +184,4 @@ async def test_the_work_of_runners_that_have_died_is_given_back_while_the_algori
     async def algorithm(store: LightningStore, event: Any) -> None:
         await has_recovered.wait()
 
-    await asyncio.wait_for(run_watched(algorithm, store, ThreadingEvent(), Dying()), LONG_SECONDS)
+    await asyncio.wait_for(run_watched(algorithm, store, Dying()), LONG_SECONDS)

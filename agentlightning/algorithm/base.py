@@ -29,6 +29,8 @@ class Algorithm:
     """Base of algorithms. The trainer sets what it works with before it calls `run`."""
 
     # Class-level, so that subclasses need not call `super().__init__()`.
+    reads_adapter: bool = True
+    """Whether it learns from what the trainer's adapter makes of spans; if not, the trainer refuses to be given one."""
     _trainer_ref: "weakref.ref[Any] | None" = None
     _llm_proxy: Any = None
     _store: LightningStore | None = None

@@ -384,16 +384,18 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     @contextmanager
     def _own_runners(
-        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: object
+        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> Iterator[PlacedRunners]:
-        """The runners beside the algorithm, for as long as the block; raises if one of ours has failed."""
+        """Runner processes of ours, for as long as the block; raises if one of them has failed."""
         if self.role == "algorithm":
             yield PlacedRunners()
             return
         if self.managed_store:
             prepare_codecs()
         # Runners are started first, while this process has no threads that a fork could tear apart.
-        runners = self._started_runners(runner, store, stop, ctx)
+        deaths = ctx.SimpleQueue()
+        processes = self._spawn_runners(runner, store, stop, ctx=ctx, deaths=deaths)
+        runners = children.RunnerProcesses(processes, deaths, runner, stop, self.allowed_exit_codes)
         try:
             yield runners
         finally:
@@ -415,22 +417,11 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             with children.handle_signals(token.interrupt, self._note_interrupt):
                 asyncio.run(run_until_stopped(work, token.is_set, self.graceful_timeout))
             return
-        runners = self._started_runners(runner, store, stop, ctx)
-        try:
-            with children.handle_signals(signal.default_int_handler, self._note_interrupt):
-                asyncio.run(self._until_runners_end(runners, store))
-        finally:
-            self._shutdown_processes(runners.processes, stop)
-        self._check_process_exitcodes(runners.processes)
+        handling = children.handle_signals(signal.default_int_handler, self._note_interrupt)
+        with self._own_runners(runner, store, stop, ctx) as runners, handling:
+            asyncio.run(self._until_runners_end(runners, store))
 
-    def _started_runners(
-        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
-    ) -> children.RunnerProcesses:
-        deaths = ctx.SimpleQueue()
-        processes = self._spawn_runners(runner, store, stop, ctx=ctx, deaths=deaths)
-        return children.RunnerProcesses(processes, deaths, runner, stop, self.allowed_exit_codes)
-
-    async def _until_runners_end(self, runners: children.RunnerProcesses, store: LightningStore) -> None:
+    async def _until_runners_end(self, runners: PlacedRunners, store: LightningStore) -> None:
         """Wait for the runners to exit, and give back the work of any that died."""
         client = self._client(store)
         try:

@@ -164,13 +164,12 @@ class RunnerProcesses(PlacedRunners):
         self._deaths = deaths
         self._starts = dict.fromkeys(range(len(processes)), 0)
         """The latest start of each runner that has not ended, as far as its end was seen."""
-        self._is_stopped = stop.is_set
         self._allowed = allowed_exit_codes
 
     def have_failed(self) -> bool:
         """When none is left and one of them died, or when one has failed and set the stop event."""
         has_died = any(process.exitcode not in (None, *self._allowed) for process in self.processes)
-        return has_died and (self.have_ended() or self._is_stopped())
+        return has_died and (self.have_ended() or super().have_failed())
 
     async def recover(self, store: LightningStore) -> None:
         while not self._deaths.empty():

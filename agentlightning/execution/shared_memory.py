@@ -5,8 +5,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -15,7 +14,6 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
-    OwnsWorker,
     RunnerBundle,
     owned_by,
     resolve_managed_store_flag,
@@ -83,36 +81,37 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         stop, failures = ThreadingEvent(), _Failures()
         threads: list[threading.Thread] = []
         agents = LoopThread("agents")
-        runners = _RunnerThreads(self.n_runners, owned_by(runner), stop)
+        ended: list[int] = []  # the numbers of runners
+        runners = PlacedRunners(lambda: len(ended) == self.n_runners, owned_by(runner), stop)
 
-        def run_runner(number: int, failures: _Failures | None) -> None:
+        def run_runner(number: int) -> None:
             try:
-                self._run(functools.partial(runner, shared, number, stop), stop, failures)
+                asyncio.run(self._execute_runner(runner(shared, number, stop), stop))
             finally:
-                runners.ended.append(number)
+                ended.append(number)
 
         self.is_interrupted = False
         try:
             if self.main_thread == "algorithm":
+                agent_loop = agents if self.n_runners > 1 else None
                 for number in range(self.n_runners):
-                    work = functools.partial(run_runner, number, failures)
-                    threads.append(_started_thread(f"runner-{number}", work, agents if self.n_runners > 1 else None))
-                with _failing_together(stop, None):
-                    asyncio.run(self._execute_algorithm(algorithm, shared, runners, stop))
+                    work = functools.partial(run_runner, number)
+                    threads.append(_started_thread(f"runner-{number}", work, stop, failures, agent_loop))
+                asyncio.run(self._execute_algorithm(algorithm, shared, runners, stop))
             else:
-                work = functools.partial(
-                    self._run, lambda: self._execute_algorithm(algorithm, shared, runners, stop), stop, failures
-                )
-                threads.append(_started_thread("algorithm", work))
-                run_runner(0, None)
+                side = self._execute_algorithm(algorithm, shared, runners, stop)
+                threads.append(_started_thread("algorithm", lambda: asyncio.run(side), stop, failures))
+                run_runner(0)
                 # The runner may be done before the algorithm is, which ends by itself.
                 threads[0].join()
         except KeyboardInterrupt:
             logger.warning("KeyboardInterrupt received on main thread; stopping all.")
             self.is_interrupted = True
+            stop.set()
+        except BaseException:
+            stop.set()
+            raise
         finally:
-            if self.is_interrupted or self.main_thread == "algorithm" or not failures.empty():
-                stop.set()
             self._join(threads, agents)
         if not failures.empty() and not self.is_interrupted:
             raise failures.get()
@@ -139,45 +138,30 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         if alive:
             logger.error("Threads still run after %g s and are left behind: %s.", self.join_timeout, ", ".join(alive))
 
-    def _run(
-        self, work: Callable[[], Coroutine[Any, Any, None]], stop: ExecutionEvent, failures: _Failures | None
-    ) -> None:
-        """Do one side's work in this thread, in an event loop of its own, to its end or until all is to stop."""
+    async def _execute_runner(self, work: Coroutine[Any, Any, None], stop: ExecutionEvent) -> None:
+        """Work to the end, or until all is to stop."""
         grace = self.graceful_delay
-        with _failing_together(stop, failures):
-            asyncio.run(
-                run_until_stopped(work(), stop.is_set, grace, abandon_seconds=grace, poll_seconds=self.poll_interval)
-            )
+        await run_until_stopped(work, stop.is_set, grace, abandon_seconds=grace, poll_seconds=self.poll_interval)
 
 
-class _RunnerThreads(PlacedRunners):
-    """Runners that are threads, of which one that fails stops all."""
+def _started_thread(
+    name: str,
+    work: Callable[[], None],
+    stop: ExecutionEvent,
+    failures: _Failures,
+    agent_loop: LoopThread | None = None,
+) -> threading.Thread:
+    """Work in a thread that stops all when it fails; being cancelled is no failure."""
 
-    def __init__(self, count: int, owns_worker: OwnsWorker, stop: ExecutionEvent) -> None:
-        self.ended: list[int] = []  # the numbers of runners
-        super().__init__(lambda: len(self.ended) == count, owns_worker)
-        self.have_failed = stop.is_set  # type: ignore[method-assign] # the same function, without a frame around it
-
-
-@contextmanager
-def _failing_together(stop: ExecutionEvent, failures: _Failures | None) -> Iterator[None]:
-    """Stop all when this thread fails; being cancelled is no failure."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        return
-    except BaseException as error:
-        stop.set()
-        if failures is not None:
-            failures.put(error)
-        raise
-
-
-def _started_thread(name: str, work: Callable[[], None], agent_loop: LoopThread | None = None) -> threading.Thread:
     def run() -> None:
         AGENT_LOOP.set(agent_loop)
-        with suppress(BaseException):  # it is in the queue of failures, and raised by `execute`
+        try:
             work()
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:  # noqa: BLE001 # `execute` raises it
+            stop.set()
+            failures.put(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

@@ -39,7 +39,7 @@ class PlacedRunners:
     Args:
         have_ended: Whether all of them have.
         owns_worker: Whether a worker in the store is one of them.
-        stop: Stops them.
+        stop: Stops them; while the algorithm runs, one of them that fails sets it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PlacedRunners:
 
     def have_failed(self) -> bool:
         """Whether the algorithm would wait for them in vain; why is for the strategy to raise."""
-        return False
+        return self._stop is not None and self._stop.is_set()
 
     async def recover(self, store: LightningStore) -> None:
         """Give back the work of those that have died since the last call."""
@@ -126,7 +126,7 @@ class Watch:
 
     async def _until_hopeless(self) -> TrainingError | None:
         """Returns why the algorithm waits in vain; None if its runners have failed."""
-        self._sign = await self._last_sign()
+        self._sign = max((await self._signs_of_life() or {}).values(), default=None)
         next_read = self._silent_since
         orphaned_since: float | None = None
         while True:
@@ -152,25 +152,17 @@ class Watch:
 
     async def _count_orphans(self) -> int:
         """How many rollouts wait after our runners have ended, if nobody else may run them."""
-        if not self._runners.have_ended() or self._stop.is_set() or await self._has_others():
+        if not self._runners.have_ended() or self._stop.is_set():
+            return 0
+        signs = await self._signs_of_life()
+        since = time.time() - SILENCE_SECONDS
+        if signs is None or any(sign > since and not self._runners.owns_worker(one) for one, sign in signs.items()):
             return 0
         return await self._count("queuing", "requeuing")
 
-    async def _has_others(self) -> bool:
-        """Whether a worker of another training may run the rollouts, as far as the store can say."""
-        with log_failures(logger, "Workers could not be read", level=logging.WARNING):
-            workers = [one for one in await self._store.query_workers() if not self._runners.owns_worker(one.worker_id)]
-            signs = [
-                sign or 0.0
-                for one in workers
-                for sign in (one.last_heartbeat_time, one.last_dequeue_time, one.last_busy_time)
-            ]
-            return time.time() - max(signs, default=0.0) < SILENCE_SECONDS
-        return True
-
     async def _is_abandoned(self, now: float) -> bool:
         """Whether rollouts wait that no worker is left for; says now and then that none has come."""
-        sign = await self._last_sign()
+        sign = max((await self._signs_of_life() or {}).values(), default=None)
         if sign not in (None, self._sign):
             self._sign, self._silent_since, self._has_worker = sign, now, True
         if not self._has_worker and now >= self._next_reminder:
@@ -183,14 +175,13 @@ class Watch:
             return False  # a worker that gives no heartbeats may be busy
         return await self._count("queuing", "requeuing") > 0
 
-    async def _last_sign(self) -> float | None:
-        """When a worker last gave a sign of life, by the store's clock; None if none did, or the store cannot say."""
+    async def _signs_of_life(self) -> dict[str, float] | None:
+        """When each worker gave its last one, by the store's clock; None if the store cannot say."""
         with log_failures(logger, "Workers could not be read", level=logging.WARNING):
-            signs: list[float] = []
-            for field_name in ("last_heartbeat_time", "last_dequeue_time"):
-                (latest,) = await self._store.query_workers(sort_by=field_name, sort_order="desc", limit=1) or (None,)
-                signs.append((getattr(latest, field_name, None)) or 0.0)
-            return max(signs) or None
+            return {
+                one.worker_id: max(one.last_heartbeat_time or 0, one.last_dequeue_time or 0, one.last_busy_time or 0)
+                for one in await self._store.query_workers()
+            }
         return None
 
     async def _count(self, *statuses: RolloutStatus, if_unreadable: int = 0) -> int:

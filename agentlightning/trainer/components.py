@@ -76,6 +76,16 @@ def build_algorithm(algorithm: object) -> Any:
     return build_component(algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True)
 
 
+def check_reads_adapter(algorithm: Algorithm) -> None:
+    """ConfigurationError for an adapter that would have no effect."""
+    if not algorithm.reads_adapter:
+        name = type(algorithm).__name__
+        raise ConfigurationError(
+            f"{name} reads model calls by itself and would not use the adapter; leave adapter out, and name the agents "
+            f"whose calls count with {name}(agent_match=...)."
+        )
+
+
 def build_strategy(strategy: object, *, n_runners: int, port: int | None) -> ExecutionStrategy:
     defaults: dict[str, object] = {"n_runners": n_runners}
     if port is not None:

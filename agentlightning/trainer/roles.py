@@ -198,18 +198,18 @@ class AlgorithmRole:
         status: RunStatus = "failed"
         summary: dict[str, object] = {}
         began = time.monotonic()
-        before, shown = CURRENT_RUN.set(run.run_id), ANNOUNCE.set(console.announce if console.is_shown else None)
+        before, shown = (
+            CURRENT_RUN.set(run.run_id),
+            ANNOUNCE.set(console.announce if console.view is not None else None),
+        )
         try:
             with _reports(store, trainer.name, run.run_id):
                 async with console:
                     try:
                         yield
                     except Exception as error:
-                        failure = None
-                        # The error matters more than a store that cannot be read.
-                        with log_failures(
-                            logger, "Whether rollouts have failed could not be read", level=logging.WARNING
-                        ):
+                        failure, unread = None, "Whether rollouts have failed could not be read"
+                        with log_failures(logger, unread, level=logging.WARNING):  # the error matters more
                             failure = await failure_of_all(store, run)
                         if failure is not None and error.__cause__ is None and error.__context__ is None:
                             raise error from failure

@@ -27,6 +27,7 @@ from agentlightning.trainer.components import (
     build_store,
     build_strategy,
     check_dataset,
+    check_reads_adapter,
     checked_agent,
     checked_route,
     combined,
@@ -67,7 +68,7 @@ class Trainer(TrainingControl):
         initial_resources: What the algorithm starts from, by name; published before it and the runners begin.
         tracer: Records what the agent does; an `OtelTracer` that instruments all libraries we know, if left out.
         adapter: Turns spans into the algorithm's data; a `TracerTraceToTriplet`, if left out. A dictionary without
-            `type` holds arguments for that.
+            `type` holds arguments for that. Refused with an algorithm that reads model calls by itself.
         store: Where everything is kept: also `memory`, `sqlite:///path`, `postgresql://…`, or a server's URL.
         runner: Runs the agent; a `LitAgentRunner`, if left out.
         strategy: Where things run: `cs` (processes), `shm` (threads), `ray` (actors of a Ray cluster).
@@ -130,6 +131,8 @@ class Trainer(TrainingControl):
         )
         self.adapter = build_adapter(adapter, triplet_exporter)
         self.algorithm: Algorithm | None = build_algorithm(algorithm)
+        if (adapter, triplet_exporter) != (None, None) and self.algorithm is not None:
+            check_reads_adapter(self.algorithm)
         self.strategy = build_strategy(strategy, n_runners=self.n_runners, port=port)
         if self.strategy.n_runners > 0:
             self.n_runners = self.strategy.n_runners

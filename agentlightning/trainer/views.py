@@ -21,14 +21,13 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import printable
-from agentlightning.trainer.progress import AttemptFailure, Figures, Sample
 from agentlightning.types import MetricPoint
 from agentlightning.utils.clipped_text import counted
 from agentlightning.verdict import Verdict
@@ -37,7 +36,19 @@ if TYPE_CHECKING:
     from rich.console import Console as Terminal
     from rich.text import Text
 
-__all__ = ["JsonView", "LineView", "ProgressMode", "TerminalView", "View", "main_figures", "resolved_mode", "view_for"]
+__all__ = [
+    "AttemptFailure",
+    "Figures",
+    "JsonView",
+    "LineView",
+    "ProgressMode",
+    "Sample",
+    "TerminalView",
+    "View",
+    "main_figures",
+    "resolved_mode",
+    "view_for",
+]
 
 ProgressMode = Literal["auto", "rich", "plain", "json", "off"]
 
@@ -48,6 +59,52 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _STYLES: Final = {"queuing": "dim", "succeeded": "green", "failed": "red", "requeuing": "yellow", "cancelled": "yellow"}
 _MAIN_WORDS: Final = ("reward", "score", "accuracy")
 """Names, or parts of names, of the metrics that matter most."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Result of one finished rollout, from its spans."""
+
+    rollout_id: str
+    status: str
+    reward: float | None
+    """None if there is none, or none that is a finite number."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class AttemptFailure:
+    """Error of one attempt, in a line."""
+
+    rollout_id: str
+    attempt_id: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Where a training stands at one moment."""
+
+    seconds: float
+    """Since it began."""
+    rollouts: Mapping[str, int]
+    """By status, in the order of a rollout's life; those that none has are left out."""
+    finished: int
+    total: int
+    reward_mean: float | None
+    reward_last: float | None
+    tokens: int
+    tokens_per_second: float
+    errors: int
+    """Attempts that failed, including those that were tried again."""
+    eta_seconds: float | None
+    """Until what is enqueued will be finished; None if unknown."""
+    is_estimate: bool
+    """Whether rewards and tokens are of some of the finished rollouts, not of all."""
+    curve: Sequence[float] = ()
+    """The last rewards that were read."""
+    failures: Sequence[AttemptFailure] = ()
+    """The last few errors that were read."""
 
 
 class View:
@@ -165,7 +222,8 @@ class LineView(View):
         self._write_steps(figures)
         self._written_errors = 0  # the last line counts all of them
         look = [] if address is None else [f"look at it again: {dashboard_command(address)}"]
-        self._write_counts(figures, "ended", f"rollouts: {_by_status(figures)}", *_mean_reward(figures), last=look)
+        counts = ", ".join(f"{count} {status}" for status, count in figures.rollouts.items()) or "none"
+        self._write_counts(figures, "ended", f"rollouts: {counts}", *_mean_reward(figures), last=look)
 
     def _write_steps(self, figures: Figures) -> None:
         points, self._points = self._points, []
@@ -293,13 +351,10 @@ def _live_lines(name: str, figures: Figures) -> "list[Text]":
 
 def _sparkline(points: Sequence[float]) -> str:
     """A small curve between its own lowest and highest point; a level one is low if it is zero, else in the middle."""
-    if not points:
-        return ""
-    low, high = min(points), max(points)
-    if high == low:
-        return _BLOCKS[len(_BLOCKS) // 2 if high > 0 else 0] * len(points)
-    steps = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[round(steps * ((point - low) / (high - low)))] for point in points)
+    low, high = min(points, default=0.0), max(points, default=0.0)
+    level = len(_BLOCKS) // 2 if high > 0 else 0
+    steps = [round((len(_BLOCKS) - 1) * (point - low) / (high - low)) if high > low else level for point in points]
+    return "".join(_BLOCKS[step] for step in steps)
 
 
 # ---------------------------------------------------------------------- which view, and phrases they share
@@ -348,10 +403,6 @@ def agl_command() -> str:
 def dashboard_command(address: str) -> str:
     """What to type to open the dashboard of a store."""
     return f"{agl_command()} dashboard {shlex.quote(address)}"
-
-
-def _by_status(figures: Figures) -> str:
-    return ", ".join(f"{count} {status}" for status, count in figures.rollouts.items()) or "none"
 
 
 def _mean_reward(figures: Figures) -> list[str]:

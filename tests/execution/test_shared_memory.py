@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-import queue
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -274,29 +272,8 @@ async def test_what_ignores_being_cancelled_is_abandoned(caplog: pytest.LogCaptu
     assert "did not stop after cancellation; abandoning task" in caplog.text
 
 
-@pytest.mark.parametrize("has_queue", [True, False])
-def test_a_side_that_fails_sets_the_event_and_is_queued_and_raised(has_queue: bool) -> None:
-    event = ThreadingEvent()
-    failures: queue.SimpleQueue[BaseException] | None = queue.SimpleQueue() if has_queue else None
-
-    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-        raise KeyError("algorithm")
-
-    with pytest.raises(KeyError):
-        of_algorithm()._run(partial(algorithm, InMemoryLightningStore(), event), event, failures)
-
-    assert event.is_set()
-    assert failures is None or isinstance(failures.get_nowait(), KeyError)
-
-
 def test_a_side_that_is_cancelled_from_within_is_no_failure() -> None:
-    event = ThreadingEvent()
-
-    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
         raise asyncio.CancelledError
 
-    failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-
-    of_algorithm()._run(partial(runner, InMemoryLightningStore(), 0, event), event, failures)
-
-    assert failures.empty()
+    of_runner().execute(algorithm, serving, InMemoryLightningStore())

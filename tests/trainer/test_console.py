@@ -11,9 +11,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.trainer import console as console_module
-from agentlightning.trainer.console import SAMPLES_PER_REFRESH, SETTLE_SECONDS, Console
-from agentlightning.trainer.progress import UNREAD_ROLLOUTS, AttemptFailure, Figures, Sample
-from agentlightning.trainer.views import View
+from agentlightning.trainer.console import SAMPLES_PER_REFRESH, SETTLE_SECONDS, UNREAD_ROLLOUTS, Console
+from agentlightning.trainer.views import AttemptFailure, Figures, Sample, View
 from agentlightning.types import AttemptedRollout, AttemptStatus, MetricPoint, Notice, NoticeKind, RolloutConfig, Span
 
 PATIENCE_SECONDS = 20.0

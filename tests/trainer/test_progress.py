@@ -2,7 +2,8 @@
 
 import pytest
 
-from agentlightning.trainer.progress import UNREAD_ROLLOUTS, RolloutProgress, Sample
+from agentlightning.trainer.console import UNREAD_ROLLOUTS, RolloutProgress
+from agentlightning.trainer.views import Sample
 from agentlightning.types import Notice
 
 

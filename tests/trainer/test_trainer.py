@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.adapter import TracerTraceToTriplet
+import agentlightning.algorithm
+from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages
 from agentlightning.algorithm import Algorithm, Baseline, algo
 from agentlightning.emitter import find_final_reward
 from agentlightning.errors import ConfigurationError
@@ -52,6 +53,18 @@ def test_a_part_may_be_given_in_every_form(spec: Any) -> None:
     assert isinstance(trainer.tracer, DummyTracer)
     assert isinstance(trainer.runner, LitAgentRunner)
     assert trainer.runner.tracer is trainer.tracer
+
+
+@pytest.mark.parametrize("algorithm", ["GRPO", "SFT"])
+@pytest.mark.parametrize("name", ["adapter", "triplet_exporter"])
+@pytest.mark.filterwarnings("ignore:triplet_exporter is deprecated")
+def test_an_adapter_that_an_algorithm_would_not_use_is_refused(algorithm: str, name: str) -> None:
+    pytest.importorskip("torch")
+    learning = getattr(agentlightning.algorithm, algorithm)("tiny")
+
+    with pytest.raises(ConfigurationError, match=rf"{algorithm} reads model calls by itself.*agent_match"):
+        Trainer(algorithm=learning, **{name: TraceToMessages()})
+    assert Trainer(algorithm=learning, progress="off").algorithm is learning
 
 
 def test_an_adapter_s_arguments_need_no_type() -> None:

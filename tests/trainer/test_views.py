@@ -8,11 +8,13 @@ import pytest
 from rich.console import Console as Terminal
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.trainer.progress import AttemptFailure, Figures, Sample
 from agentlightning.trainer.views import (
+    AttemptFailure,
+    Figures,
     JsonView,
     LineView,
     ProgressMode,
+    Sample,
     TerminalView,
     agl_command,
     dashboard_command,

@@ -125,6 +125,7 @@ class GRPO(Algorithm):
         sentinel: Watches a second reward, lengths, entropy and diversity, and raises alarms; see `Sentinel`.
     """
 
+    reads_adapter = False
     baseline: Estimate | None = None
     """The mean reward on the validation set before training."""
     result: Estimate | None = None

@@ -214,6 +214,7 @@ class SFT(Algorithm):
         seed: Of what is held out, and of the order.
     """
 
+    reads_adapter = False
     _validated: Sequence[list[float | None]] = ()
     """The rewards of each validation of this run, by task."""
 

@@ -1,6 +1,6 @@
 """A store whose leases last a few seconds, and runners that work for it, as processes that can be killed and stopped.
 
-`python -m tests.e2e.leased_processes store PATH PORT` · `... runner URL JOURNAL NAME [holding]`
+`python -m tests.e2e.leased_processes store ADDRESS PORT` · `... runner URL JOURNAL NAME [holding]`
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner
-from agentlightning.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore
+from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import NamedResources, Rollout
 
@@ -42,12 +42,21 @@ class JournalAgent(LitAgent[Any]):
             file.write(f"{self._name} {event} {rollout.rollout_id}\n")
 
 
-async def serve(path: str, port: str) -> None:
-    store = SqliteLightningStore(path, lost_worker_seconds=LEASE_SECONDS)
+async def serve(address: str, port: str) -> None:
+    store = store_at(address)
     server = LightningStoreServer(store, "127.0.0.1", int(port))
     await server.start()
     while os.getppid() != 1:
         await asyncio.sleep(0.1)
+
+
+def store_at(address: str) -> LightningStore:
+    """The store of a database, or of a file."""
+    if not address.startswith("postgresql://"):
+        return SqliteLightningStore(address, lost_worker_seconds=LEASE_SECONDS)
+    from agentlightning.store.postgres import PostgresLightningStore
+
+    return PostgresLightningStore(address, lost_worker_seconds=LEASE_SECONDS)
 
 
 async def work(url: str, journal: str, name: str, holding: str = "") -> None:

@@ -21,6 +21,7 @@ from agentlightning.store.lifecycle import is_lost
 from agentlightning.types import Attempt, RolloutConfig
 from tests.e2e.leased_processes import LEASE_SECONDS, SLOTS
 from tests.e2e.server_process import free_port
+from tests.postgres import FOLDER_VARIABLE, Cluster, shared_cluster
 from tests.runner.working import until
 
 pytestmark = pytest.mark.slow
@@ -35,11 +36,12 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._port = folder, free_port()
+        self.store_address = str(folder / "store.db")
         self._processes: list[subprocess.Popen[bytes]] = []
         self.url = f"http://127.0.0.1:{self._port}"
 
     def start_store(self) -> "subprocess.Popen[bytes]":
-        return self._start("store", str(self._folder / "store.db"), str(self._port))
+        return self._start("store", self.store_address, str(self._port))
 
     def start_runner(self, name: str, *, is_holding: bool = False) -> "subprocess.Popen[bytes]":
         return self._start("runner", self.url, str(self._journal), name, *(["holding"] * is_holding))
@@ -169,3 +171,34 @@ async def test_a_store_that_is_away_for_longer_than_a_lease_costs_no_rollout_a_t
 
     if interrupt is stop_and_continue:  # connections are made again in their own time, which may exceed a lease
         assert [len(tries) for tries in attempts] == [1] * len(ids)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Of this test alone, which kills it."""
+    shared_cluster()  # skips where there is none
+    own = Cluster(Path(os.environ[FOLDER_VARIABLE]) / f"leases-{os.getpid()}")
+    own.create()
+    own.start()
+    yield own
+    own.kill()
+
+
+async def test_a_database_that_is_killed_for_longer_than_a_lease_costs_no_rollout_a_try(
+    processes: Processes, cluster: Cluster
+) -> None:
+    def kill_and_start_database() -> None:
+        cluster.kill()
+        time.sleep(1.5 * LEASE_SECONDS)
+        cluster.start()
+
+    processes.store_address = cluster.create_database("leases")
+    processes.start_store()
+    async with client_of(processes) as store:
+        ids = await enqueue(store, 40)
+        for name in ("A", "B"):
+            processes.start_runner(name)
+        await until(lambda: len(processes.journal("A", "end") + processes.journal("B", "end")) >= 10)
+
+        await asyncio.to_thread(kill_and_start_database)
+        await checked_attempts(store, ids)

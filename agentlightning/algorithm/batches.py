@@ -139,6 +139,7 @@ class Batches:
         self._config = config or RolloutConfig()
         self._run_id = run_id or CURRENT_RUN.get()
         self._numbers = itertools.count()
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
     async def send(
         self,
@@ -217,11 +218,10 @@ class Batches:
             with_spans: Keep the spans; without them, memory does not grow with what agents did.
         """
         rollouts = await self.wait(sent, timeout_seconds)
-        gate = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(rollout: Rollout) -> FinishedRollout:
             spans, error = [], failure_text(getattr(rollout, "attempt", None))
-            async with gate:
+            async with self._reading:
                 try:
                     spans = list(await self._store.query_spans(rollout.rollout_id, "latest"))
                 except StoreError as unread:  # its spans may have been dropped to save memory

@@ -92,6 +92,8 @@ def _plain(value: object, name: str = "", level: int = 0) -> Any:
     if fields is not None and level < MOST_LEVELS:
         first = itertools.islice(fields.items(), MOST_ENTRIES)
         entries = {_text(str(key)): _plain(item, str(key), level + 1) for key, item in first}
+        if not entries and dataclasses.is_dataclass(value):
+            return _path(type(value))
         return {**entries, "…": f"{len(fields) - MOST_ENTRIES} more"} if len(fields) > MOST_ENTRIES else entries
     if isinstance(value, (list, tuple, set, frozenset)) and level < MOST_LEVELS:
         items = [_plain(item, name, level + 1) for item in itertools.islice(value, MOST_ENTRIES)]

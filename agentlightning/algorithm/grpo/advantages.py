@@ -8,12 +8,12 @@ What could be expected is what the other rollouts show, those of the same task (
     grpo_batch_std       (reward - mean of the group) / standard deviation of all rewards of the batch
     reinforce_plus_plus  (reward - mean of the batch) / standard deviation of the batch
 
-Standard deviations are those of a sample (n - 1). Where nothing can be compared, advantages are zero, and the reason is
-named: never a division by nothing, never a number that is not finite.
+Or a function of the user's own compares them. Standard deviations are those of a sample (n - 1). Where nothing can be
+compared, advantages are zero, and the reason is named: never a division by nothing, never a number that is not finite.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import fmean
@@ -22,8 +22,29 @@ from typing import Final, Literal
 from typing_extensions import assert_never
 
 from agentlightning.algorithm.comparison import is_finite
+from agentlightning.errors import ConfigurationError
 
 AdvantageKind = Literal["grpo", "grpo_no_std", "grpo_batch_std", "rloo", "reinforce_plus_plus"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedReward:
+    """A reward that is compared with others: that of a rollout, or with `credit="turn"` the return of one turn."""
+
+    reward: float
+    """With the penalty for too long answers, if there is one."""
+    group: str
+    """The same for what tried the same task in the same step; with turns, for the same turn of it."""
+    rollout_id: str
+    lengths: tuple[int, ...]
+    """Tokens that the model chose in each of its calls; with turns, in this one."""
+    agents: tuple[str, ...]
+    """Which agent made each of these calls."""
+
+
+AdvantageFunction = Callable[[Sequence[ComparedReward]], Sequence[float]]
+"""From all rewards of a step to one advantage each. Groups that teach nothing by their rewards are still there; one in
+which every advantage is 0 is not learned from."""
 
 SAME: Final = 1e-9
 """Rewards that differ by no more than this share of their size are the same."""
@@ -83,6 +104,22 @@ def advantages(
         for place, value in zip(members, _compared(found, kind, scale), strict=True):
             result.values[place] = value
     return result
+
+
+def advantages_by(function: AdvantageFunction, compared: Sequence[ComparedReward]) -> Advantages:
+    """What a user's function says; ConfigurationError if that is not one finite number for each reward."""
+    values = [float(value) for value in function(compared)]
+    if len(values) != len(compared) or not all(map(is_finite, values)):
+        name = getattr(function, "__qualname__", repr(function))
+        wrong = [value for value in values if not is_finite(value)]
+        found = f"{len(values)} advantages" if len(values) != len(compared) else f"the advantage {wrong[0]}"
+        raise ConfigurationError(
+            f"The advantage function {name} returned {found}; return a finite number for each of the {len(compared)} "
+            "rewards."
+        )
+    taught = {one.group for one, value in zip(compared, values, strict=True) if value}
+    degenerate = {one.group: Degenerate.NO_VARIANCE for one in compared if one.group not in taught}
+    return Advantages(values, degenerate)
 
 
 def are_same(low: float, high: float) -> bool:

@@ -9,13 +9,12 @@ killed, goes on from a checkpoint with the tasks of that step.
 """
 
 import asyncio
-import functools
+import inspect
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +23,6 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.batches import (
     Batches,
     FinishedRollout,
-    Sent,
     groups_that_differ,
     retried_config,
     rewards_of_tasks,
@@ -32,6 +30,7 @@ from agentlightning.algorithm.batches import (
 )
 from agentlightning.algorithm.comparison import Estimate, FailedReward, measured_summary
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
+from agentlightning.algorithm.grpo.advantages import AdvantageFunction, AdvantageKind
 from agentlightning.algorithm.grpo.checkpoints import digest_of
 from agentlightning.algorithm.grpo.policy import (
     Policy,
@@ -41,7 +40,6 @@ from agentlightning.algorithm.grpo.policy import (
     undisturbed,
 )
 from agentlightning.algorithm.grpo.progress import (
-    Curriculum,
     TrainingProgress,
     check_token_ids,
     close_runs,
@@ -53,7 +51,15 @@ from agentlightning.algorithm.grpo.progress import (
     with_returns,
 )
 from agentlightning.algorithm.grpo.samples import Batch, batch_of
-from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings, check_options
+from agentlightning.algorithm.grpo.settings import (
+    LearnerSettings,
+    LossFunction,
+    LossName,
+    SampleSettings,
+    check_options,
+)
+from agentlightning.algorithm.grpo.step_rollouts import StepRollouts
+from agentlightning.algorithm.grpo.tasks import Curriculum, TaskSampler
 from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.base import EngineChoice
@@ -69,17 +75,9 @@ from agentlightning.utils.spelling import suggests_arguments
 
 logger = logging.getLogger(__name__)
 
+StepListener = Callable[[int, Mapping[str, float]], object]
 MOST_EMPTY_STEPS: Final = 20
 """After so many steps in a row without anything to learn from, a run ends: it is solved, or else given up."""
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A step whose rollouts are under way."""
-
-    sent: Sent
-    place: dict[str, int]
-    """Of its first task in the curriculum."""
 
 
 @suggests_arguments
@@ -105,6 +103,12 @@ class GRPO(Algorithm):
             `SampleSettings` has the same choice.
         learning: How the model learns; see `LearnerSettings`, which has presets: `LearnerSettings.dapo()`.
         sampling: Which rollouts count, and how; see `SampleSettings`. None is what belongs to the preset of `learning`.
+        loss: As `LearnerSettings.loss`, in whose place it counts: a name, or a function of your own.
+        advantage: As `SampleSettings.advantage`, in whose place it counts: a name, or a function of your own.
+        tasks: Which tasks come next; None goes through the data set for ever, shuffled anew each time. See
+            `TaskSampler`, and `DifficultySampler`, which lets tasks rest that teach nothing.
+        on_step: Is called after each step with its number and its metrics; what it returns is awaited if it can be,
+            and what it raises ends the training.
         dynamic_sampling: Send more tasks until a step has as many groups with different rewards as it asks for. None
             does so with the preset `dapo`.
         max_staleness: 0 waits for each step's rollouts; n lets rollouts start that many updates ahead of their use.
@@ -152,6 +156,10 @@ class GRPO(Algorithm):
         validation_failed: FailedReward = "worst",
         learning: LearnerSettings | None = None,
         sampling: SampleSettings | None = None,
+        loss: LossName | LossFunction | None = None,
+        advantage: AdvantageKind | AdvantageFunction | None = None,
+        tasks: TaskSampler | None = None,
+        on_step: StepListener | None = None,
         dynamic_sampling: bool | None = None,
         max_staleness: int = 0,
         agent_match: str | AgentMatcher | None = None,
@@ -169,27 +177,24 @@ class GRPO(Algorithm):
     ) -> None:
         self.model, self.device, self.lora, self.max_sequences = model, device, lora, max_sequences
         self.engine, choice = engine, engine_choice(engine)
-        self.rollout_timeout = rollout_timeout
         self.group_size, self.tasks_per_step, self.steps = group_size, tasks_per_step, steps
         self.target_reward, self.max_seconds = target_reward, max_seconds
         self.temperature, self.validation_temperature = temperature, validation_temperature
-        self.validate_every = validate_every
-        self.validation_tasks = validation_tasks
+        self.validate_every, self.validation_tasks = validate_every, validation_tasks
         self.validation_failed: FailedReward = validation_failed
         learning = learning or LearnerSettings()
-        learning = learning.planned(max(1, steps) * learning.epochs * learning.minibatches, seed)
+        learning = learning.planned(max(1, steps) * learning.epochs * learning.minibatches, seed, loss)
         self.learning = learning.for_engine(is_embedded=choice is None)
-        self.sampling = replace(sampling or SampleSettings.of(learning.preset), temperature=temperature)
+        sampling = sampling or SampleSettings.of(learning.preset)
+        self.sampling = sampling.planned(temperature, max_staleness, advantage)
+        self.loss, self.advantage, self.tasks = self.learning.loss, self.sampling.advantage, tasks
         self.dynamic_sampling = learning.preset == "dapo" if dynamic_sampling is None else dynamic_sampling
-        self.max_staleness = max_staleness
-        self.agent_match = agent_match
+        self.max_staleness, self.agent_match, self.on_step = max_staleness, agent_match, on_step
         self.output = None if output is None else Path(output)
         self.checkpoints = None if checkpoints is None else Path(checkpoints)
-        self.save_every = save_every
+        self.save_every, self.rollout_timeout = save_every, rollout_timeout
         self._resume, self.seed, self.sentinel = resume, seed, sentinel
-        check_options(self, choice)
-        if resume and checkpoints is None:
-            raise ConfigurationError("To resume, name the folder of the checkpoints.")
+        check_options(self, choice, resume=resume)
         options: dict[str, Any] = {"engine": choice, "device": device, "max_sequences": max_sequences, "lora": lora}
         self.policies = [Policy(name, path, self.learning, **options) for name, path in sources_by_name(model).items()]
         for folder in folders_of(self.output, self.policies):
@@ -209,9 +214,8 @@ class GRPO(Algorithm):
         owner = generate_id(12) if self.checkpoints is None else digest_of(self.checkpoints)
         self._resources = {mode: f"grpo-{owner}-{mode}" for mode in ("train", "val")}
         """Ids of what rollouts run with; those of a run that goes on are the same."""
-        self._ahead: deque[_Planned] = deque()
-        """Steps that are sent; the first one is learned from next."""
         self._batches: Batches | None = None
+        self._rollouts: StepRollouts | None = None
         self._served = ServedPolicies(self.policies, {})
         self._adapter_of_calls = TraceToTrajectory(agent_match=self.agent_match)
 
@@ -229,8 +233,11 @@ class GRPO(Algorithm):
         if train_dataset is None:
             raise ConfigurationError("GRPO needs tasks to train on; give the Trainer a train_dataset.")
         self._begin()
-        curriculum = Curriculum(train_dataset, self.seed)
+        curriculum = Curriculum(train_dataset, self.seed, self.tasks)
         self._batches = Batches(self.get_store(), retried_config(self.rollout_timeout), run_id=self.get_run_id())
+        self._rollouts = StepRollouts(
+            self._batches, curriculum, copies=self.group_size, resources_id=self._resources["train"], check=self._check
+        )
         self.progress.run_id = self.get_run_id()
         async with AsyncExitStack() as stack:
             overrides = {
@@ -257,11 +264,11 @@ class GRPO(Algorithm):
                     self.progress.sampled_baseline_rewards = self._validated["train"]
             self.baseline, self.sampled_baseline = self.progress.baseline, self.progress.sampled_baseline
             try:
-                await self._make_steps(curriculum, val_dataset)
-                await self._save(curriculum)
+                await self._make_steps(self._rollouts, val_dataset)
+                await self._save()
                 await self._export()
             except BaseException:
-                await undisturbed(self._keep_best(curriculum))
+                await undisturbed(self._keep_best())
                 raise
 
     @asynccontextmanager
@@ -272,17 +279,17 @@ class GRPO(Algorithm):
             await served.serve(stack, self.get_llm_proxy(), self.get_store(), is_training=False)
             yield served.resources(self.get_initial_resources(), self.temperature)
 
-    async def _make_steps(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
+    async def _make_steps(self, rollouts: StepRollouts, val_dataset: Dataset[Any] | None) -> None:
         """All steps, and the validation after the last."""
         progress, began = self.progress, time.monotonic()
         while not self._is_over(time.monotonic() - began):
-            await self._send_ahead(curriculum)
-            await self._step(curriculum)
+            await self._send_ahead(rollouts)
+            await self._step(rollouts)
             if val_dataset is not None and self.validate_every and progress.step % self.validate_every == 0:
                 await self._validate_now(val_dataset)
             if progress.is_due(self.save_every):
-                await self._save(curriculum)
-        await self._withdraw()
+                await self._save()
+        await rollouts.withdraw()
         if val_dataset is not None and progress.validated_step != progress.step:
             await self._validate_now(val_dataset)
         if val_dataset is not None and progress.sampled_baseline is not None:
@@ -304,9 +311,9 @@ class GRPO(Algorithm):
             return True
         return self.progress.step >= self.steps or self.progress.is_target_reached(self.target_reward)
 
-    async def _keep_best(self, curriculum: Curriculum) -> None:
+    async def _keep_best(self) -> None:
         """A run that is cut short leaves a checkpoint and its best model; whatever fails here, its own error counts."""
-        for keep in (functools.partial(self._save, curriculum), self._withdraw, self._export_best):
+        for keep in (self._save, self._withdraw, self._export_best):
             with log_failures(logger, "Something of the run that was cut short could not be kept."):
                 await keep()
 
@@ -332,43 +339,31 @@ class GRPO(Algorithm):
     def resume_hint(self) -> str:
         return self.progress.resume_hint(self._left_model if len(self.policies) == 1 else None)
 
-    async def _save(self, curriculum: Curriculum) -> None:
-        place = self._ahead[0].place if self._ahead else curriculum.state()
-        await undisturbed(asyncio.to_thread(self.progress.save, self.policies, place))
-
-    async def _send_ahead(self, curriculum: Curriculum) -> None:
-        """As many steps as may be under way at once, and no more than are left."""
-        while len(self._ahead) <= min(self.max_staleness, self.steps - self.progress.step - 1):
-            planned = _Planned(Sent(), curriculum.state())
-            self._ahead.append(planned)  # before it is sent: a run that is stopped meanwhile takes these tasks again
-            sent = await self._send(curriculum, self.tasks_per_step, self.progress.step + len(self._ahead) - 1)
-            planned.sent.group_of.update(sent.group_of)
-
-    async def _send(self, curriculum: Curriculum, tasks: int, step: int) -> Sent:
-        assert self._batches is not None
-        return await self._batches.send(
-            curriculum.take(tasks),
-            copies=self.group_size,
-            resources_id=self._resources["train"],
-            metadata={"step": step},
-        )
+    async def _save(self) -> None:
+        if self._rollouts is not None:
+            await undisturbed(asyncio.to_thread(self.progress.save, self.policies, self._rollouts.curriculum.state()))
 
     async def _withdraw(self) -> None:
-        """Nobody waits for the rollouts that are still under way."""
-        if self._batches is not None and self._ahead:
-            await self._batches.withdraw(one for planned in self._ahead for one in planned.sent.group_of)
+        if self._rollouts is not None:
+            await self._rollouts.withdraw()
 
-    async def _step(self, curriculum: Curriculum) -> None:
+    async def _send_ahead(self, rollouts: StepRollouts) -> None:
+        """As many steps as may be under way at once, and no more than are left."""
+        ahead = min(self.max_staleness, self.steps - self.progress.step - 1)
+        while (sent := rollouts.under_way // self.tasks_per_step) <= ahead:
+            await rollouts.send(self.tasks_per_step, self.progress.step + sent)
+
+    async def _step(self, rollouts: StepRollouts) -> None:
         """Wait for a step's rollouts and learn from them; what there is nothing to learn from is told, and no error."""
         assert self._batches is not None
         began = time.perf_counter()
-        finished = await self._finished(self._ahead[0].sent)
-        more = await self._more(finished, curriculum)
+        finished = await self._judged(await rollouts.take(self.tasks_per_step))
+        more = await self._more(finished, rollouts)
         replaced, finished = len({one.group for one in more}), [*finished, *more]
         metrics: dict[str, float] = {"seconds/rollouts": time.perf_counter() - began}
         metrics |= reward_means(finished, self.sampling.reward_weights or ())
         batches = [await self._batch(finished, policy, replaced) for policy in self.policies]
-        await undisturbed(self._learn(finished, batches, metrics))
+        await undisturbed(self._learn(rollouts, finished, batches, metrics))
         taught = list(zip(self.policies, batches, strict=True))
         for policy, batch in taught:
             await self._batches.record_uses(finished, batch.uses, policy.name)
@@ -377,6 +372,8 @@ class GRPO(Algorithm):
             for alarm in self.sentinel.look(metrics):
                 logger.warning("Step %d: %s", self.progress.step, alarm)
         await report_metrics(self, self.progress.step, metrics)
+        if self.on_step is not None and inspect.isawaitable(awaitable := self.on_step(self.progress.step, metrics)):
+            await awaitable
         if self.progress.empty_steps >= MOST_EMPTY_STEPS and not self.progress.is_solved():
             why = "; ".join(f"{one.name}: {batch.report.words()}" for one, batch in taught)
             raise TrainingError(
@@ -384,7 +381,11 @@ class GRPO(Algorithm):
             )
 
     async def _learn(
-        self, finished: Sequence[FinishedRollout], batches: Sequence[Batch], metrics: dict[str, float]
+        self,
+        rollouts: StepRollouts,
+        finished: Sequence[FinishedRollout],
+        batches: Sequence[Batch],
+        metrics: dict[str, float],
     ) -> None:
         """All policies learn, and then the step counts; where one fails, no state of this moment is good."""
         figures = [batch.report.metrics() for batch in batches]
@@ -401,7 +402,7 @@ class GRPO(Algorithm):
                 level = logging.WARNING if is_notable else logging.INFO
                 words = batch.report.words()
                 logger.log(level, "Step %d taught %s nothing: %s", self.progress.step, policy.name, words)
-        self._ahead.popleft()
+        rollouts.learned(finished)
         learned = any(batch.samples for batch in batches)
         self.progress.note(finished, metrics, learned=learned, failed=self.sampling.failed)
         self.progress.is_whole = True
@@ -411,33 +412,27 @@ class GRPO(Algorithm):
             prefix = "" if len(self.policies) == 1 else f"{policy.name}/"
             metrics |= {prefix + name: value for name, value in own.items()}
 
-    async def _finished(self, sent: Sent) -> list[FinishedRollout]:
-        """Wait for rollouts, as long as there are engines to answer their calls."""
-        assert self._batches is not None
-        work = asyncio.create_task(self._batches.gather(sent), name="grpo-rollouts")
-        try:
-            while not work.done():
-                await asyncio.wait([work], timeout=1.0)
-                for policy in self.policies:
-                    await asyncio.to_thread(policy.check)
-            if self.sampling.credit == "turn":
-                return await with_returns(work.result(), self._adapter_of_calls, self.sampling.discount)
-            weights = self.sampling.reward_weights
-            return work.result() if weights is None else weighted_rewards(work.result(), weights)
-        finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.wait([work])
+    async def _judged(self, finished: list[FinishedRollout]) -> list[FinishedRollout]:
+        """Rollouts with the reward that is learned."""
+        if self.sampling.credit == "turn":
+            return await with_returns(finished, self._adapter_of_calls, self.sampling.discount)
+        weights = self.sampling.reward_weights
+        return finished if weights is None else weighted_rewards(finished, weights)
 
-    async def _more(self, finished: Sequence[FinishedRollout], curriculum: Curriculum) -> list[FinishedRollout]:
+    async def _more(self, finished: Sequence[FinishedRollout], rollouts: StepRollouts) -> list[FinishedRollout]:
         """With dynamic sampling: further tasks, while too few groups have rewards that differ."""
         more: list[FinishedRollout] = []
         for _ in range(3 if self.dynamic_sampling else 0):
             missing = self.tasks_per_step - groups_that_differ([*finished, *more], self.sampling.failed)
             if missing <= 0:
                 break
-            more += await self._finished(await self._send(curriculum, missing, self.progress.step))
+            await rollouts.send(missing, self.progress.step)
+            more += await self._judged(await rollouts.take(missing))
         return more
+
+    def _check(self) -> None:
+        for policy in self.policies:
+            policy.check()
 
     async def _batch(self, finished: Sequence[FinishedRollout], policy: Policy, replaced_groups: int) -> Batch:
         model = policy.name if len(self.policies) > 1 else None
@@ -461,12 +456,13 @@ class GRPO(Algorithm):
             as_training: Sample answers as for training, not as for validation.
         """
         assert self._batches is not None
+        assert self._rollouts is not None
         size = min(len(dataset), self.validation_tasks or len(dataset))
         tasks = [dataset[number] for number in range(size)]
         mode, prefix = ("train", "validation/sampled_") if as_training else ("val", "validation/")
         after = {"step": self.progress.step - 1}  # steps count from 0, so those before the first have -1
         sent = await self._batches.send(tasks, mode="val", resources_id=self._resources[mode], metadata=after)
-        finished = await self._finished(sent)
+        finished = await self._judged(await self._rollouts.gather(sent))
         if not as_training:
             self.examples.append(finished[:8])
         self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])

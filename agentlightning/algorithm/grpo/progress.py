@@ -1,4 +1,4 @@
-"""How far a run has come: its place in the data set, its step, its curve, its best result, and what is left on disk.
+"""How far a run has come: its step, its curve, its best result, and what is left on disk.
 
 And what finished rollouts give to learn from: trajectories of the calls of one model, or why there are none.
 """
@@ -6,14 +6,13 @@ And what finished rollouts give to learn from: trajectories of the calls of one 
 import asyncio
 import logging
 import math
-import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.calls import requests_other_model, response_id_of
@@ -30,10 +29,11 @@ from agentlightning.algorithm.comparison import (
 from agentlightning.algorithm.grpo.advantages import are_same
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.samples import RolloutOutcome, first_return
-from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.algorithm.grpo.tasks import Curriculum
+from agentlightning.errors import TrainingError
 from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Dataset, Span
+from agentlightning.types import Span
 from agentlightning.types.rewards import named_rewards_of
 
 if TYPE_CHECKING:
@@ -184,51 +184,6 @@ _ESTIMATES: Final = ("baseline", "sampled_baseline")
 """What a checkpoint keeps as it is."""
 
 
-class Curriculum:
-    """Goes through a data set for ever, shuffled anew each time."""
-
-    def __init__(self, dataset: Dataset[Any], seed: int = 0) -> None:
-        if len(dataset) == 0:
-            raise ConfigurationError("The training data set is empty; give it at least one task.")
-        self._dataset = dataset
-        self._seed = seed
-        self._passes = 0
-        self._position = 0
-        self._order = self._shuffled()
-
-    def take(self, count: int) -> list[Any]:
-        """The next tasks."""
-        taken: list[object] = []
-        while len(taken) < count:
-            if self._position == len(self._order):
-                self._passes += 1
-                self._position = 0
-                self._order = self._shuffled()
-            taken.append(self._dataset[self._order[self._position]])
-            self._position += 1
-        return taken
-
-    def state(self) -> dict[str, int]:
-        """The place of the next task."""
-        return {"passes": self._passes, "position": self._position, "size": len(self._dataset), "seed": self._seed}
-
-    def load_state(self, state: Mapping[str, int]) -> None:
-        """Go on where another left off; ConfigurationError if that was in another data set."""
-        if state["size"] != len(self._dataset):
-            raise ConfigurationError(
-                f"The checkpoint was made with a training data set of {state['size']} tasks; this one has "
-                f"{len(self._dataset)}. Give the same, or begin anew."
-            )
-        self._seed, self._passes = state["seed"], state["passes"]
-        self._order = self._shuffled()
-        self._position = state["position"]
-
-    def _shuffled(self) -> list[int]:
-        order = list(range(len(self._dataset)))
-        random.Random(f"{self._seed}/{self._passes}").shuffle(order)
-        return order
-
-
 async def close_runs(store: LightningStore, run_ids: Set[str | None], *, successor: str | None) -> None:
     """Runs that nobody ended are over: another one takes their place."""
     for run_id in run_ids - {None, successor}:
@@ -353,7 +308,7 @@ class TrainingProgress:
         """Whether this step is one that a checkpoint is made of: the best so far is, or it would be lost."""
         return self._is_best or self.step % save_every == 0
 
-    def save(self, policies: Sequence["Policy"], place: Mapping[str, int]) -> None:
+    def save(self, policies: Sequence["Policy"], place: Mapping[str, object]) -> None:
         """Write a checkpoint of every policy, if there is a folder for them and none of this very state yet.
 
         `place` is that of the first task in the curriculum that was not learned from.

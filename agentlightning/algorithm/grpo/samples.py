@@ -12,27 +12,29 @@ answer. Other sequences of the rollout stay. The finish reason of its call says 
 that has none counts as whole, unless it is to be guessed from its last token.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import fsum
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from agentlightning.adapter.trajectory import DropReason, SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.batches import TrainingUse
 from agentlightning.algorithm.comparison import is_finite, reward_of_failed
 from agentlightning.algorithm.grpo.advantages import (
+    Advantages,
+    ComparedReward,
     Degenerate,
     advantages,
+    advantages_by,
     are_same,
     overlong_penalty,
     returns_to_go,
     rewards_of_turns,
 )
+from agentlightning.algorithm.grpo.batch_report import BatchReport, SameGroup
 from agentlightning.algorithm.grpo.settings import OVERLONG_SHARE, SampleSettings
-from agentlightning.algorithm.grpo.skipped import OF_SEQUENCES, Skipped, flaws_of, version_numbers, warn_of_choices
+from agentlightning.algorithm.grpo.skipped import Skipped, flaws_of, version_numbers, warn_of_choices
 from agentlightning.errors import ConfigurationError
 
 if TYPE_CHECKING:  # which needs torch
@@ -89,127 +91,6 @@ class Sampled:
     weight: float
     tokens: float
     """Chosen ones, each times the weight of its sequence."""
-
-
-@dataclass(frozen=True)
-class SameGroup:
-    """A group whose rewards are all the same."""
-
-    reward: float
-    kind: str
-    """"all_right" if it is the highest reward that was seen, "all_wrong" if it is the lowest, and else "same"."""
-    has_one_answer: bool
-    """Whether the model chose the same tokens in all rollouts."""
-
-    @classmethod
-    def of(cls, outcomes: Sequence[RolloutOutcome], lowest: float, highest: float) -> "SameGroup":
-        """Where all rewards that were seen are the same, 1 counts as right and 0 as wrong."""
-        reward = outcomes[0].reward or 0.0
-        if are_same(lowest, highest):
-            lowest, highest = min(0.0, lowest), max(1.0, highest)
-        kind = "all_right" if are_same(reward, highest) else "all_wrong" if are_same(lowest, reward) else "same"
-        answers = {tuple(sequence.sampled_ids for sequence in _trainable(outcome)) for outcome in outcomes}
-        return cls(reward, kind, len(outcomes) > 1 and len(answers) == 1 and any(answers))
-
-
-@dataclass
-class BatchReport:
-    """What a batch was made of, and what was left out of it."""
-
-    rollouts: int = 0
-    groups: int = 0
-    rollouts_used: int = 0
-    samples: list[Sample] = field(default_factory=list)
-    current_version: int | None = None
-    """Of the weights that will learn."""
-    sequences: int = 0
-    """All that were sampled in rollouts with a reward: what the means of the loss divide by."""
-    without_finish_reason: int = 0
-    """Samples with an answer of which it was not recorded why it ended; where that is guessed, they are counted too."""
-    truncated_calls: int = 0
-    """Answers that were cut off, in sequences that were used or skipped."""
-    rewards: list[float] = field(default_factory=list)
-    call_rewards: list[float] = field(default_factory=list)
-    """The rewards that follow the policy's own calls, summed for each rollout."""
-    skipped: Counter[Skipped] = field(default_factory=Counter)
-    """Rollouts by reason; for TRUNCATED and what follows it, sequences."""
-    left_out: dict[str, Skipped] = field(default_factory=dict)
-    """The last reason, by the rollout of which something was skipped."""
-    calls_left_out: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The reasons of single calls, by rollout and span."""
-    errors: Counter[str] = field(default_factory=Counter)
-    """What failed rollouts said."""
-    same: list[SameGroup] = field(default_factory=list)
-    """Groups without variance."""
-    penalties: list[float] = field(default_factory=list)
-    """For too long answers, of each rollout; empty where there are none."""
-
-    @property
-    def groups_used(self) -> int:
-        """Groups of which at least one sample is in the batch."""
-        return len({sample.group for sample in self.samples})
-
-    def skip(self, rollout_id: str, reason: Skipped, calls: Iterable[SampledCall] = ()) -> None:
-        """Count a rollout, or one of its sequences with these calls, as not learned from."""
-        self.skipped[reason] += 1
-        self.left_out[rollout_id] = reason
-        self.calls_left_out.setdefault(rollout_id, {}).update({call.span_id: reason.value for call in calls})
-
-    def metrics(self) -> dict[str, float]:
-        """Numbers for the record of a step; every reason is there, also where its count is zero."""
-        found: dict[str, float] = {
-            "rollouts/all": self.rollouts,
-            "rollouts/used": self.rollouts_used,
-            "groups/all": self.groups,
-            "groups/used": self.groups_used,
-            "groups/same": len(self.same),
-            "groups/all_right": sum(one.kind == "all_right" for one in self.same),
-            "groups/all_wrong": sum(one.kind == "all_wrong" for one in self.same),
-            "groups/one_answer": sum(one.has_one_answer for one in self.same),
-            "samples/used": len(self.samples),
-            "samples/all": self.sequences,
-            "samples/tokens": sum(sum(sample.loss_mask) for sample in self.samples),
-            "samples/without_logprobs": sum(not sample.has_logprobs for sample in self.samples),
-            "samples/without_version": sum(sample.version is None for sample in self.samples),
-            "samples/without_finish_reason": self.without_finish_reason,
-            "samples/truncated_calls": self.truncated_calls,
-        }
-        if self.rewards:
-            found |= {"reward/mean": fmean(self.rewards), "reward/max": max(self.rewards)}
-            found["reward/min"] = min(self.rewards)
-        if any(self.call_rewards):
-            found["reward/of_calls"] = fmean(self.call_rewards)
-        if self.penalties:
-            found["reward/overlong_penalty"] = fmean(self.penalties)
-        versions = [sample.version for sample in self.samples if sample.version is not None]
-        if versions and self.current_version is not None:
-            found["staleness/mean"] = self.current_version - fmean(versions)
-            found["staleness/max"] = self.current_version - min(versions)
-        return found | {f"skipped/{reason.value}": float(self.skipped[reason]) for reason in Skipped}
-
-    def words(self) -> str:
-        """One sentence: what was used, and why the rest was not."""
-        used = (
-            f"{self.rollouts_used} of {self.rollouts} rollouts in {self.groups_used} of {self.groups} groups were used"
-        )
-        reasons = [
-            f"{count} {'sequences' if reason in OF_SEQUENCES else 'rollouts'} {reason.value}"
-            for reason, count in self.skipped.most_common()
-            if count
-        ]
-        left_out = f"; left out: {', '.join(reasons)}" if reasons else ""
-        error = f" (most often: {self.errors.most_common(1)[0][0]})" if self.errors else ""
-        return f"{used}{left_out}{error}.{self._why_same()}"
-
-    def _why_same(self) -> str:
-        """What the groups without variance have in common: all right, all wrong, or one answer."""
-        kinds = Counter((one.kind.replace("_", " "), one.reward) for one in self.same)
-        parts = [f"{count} {kind} (reward {reward:g})" for (kind, reward), count in kinds.most_common()]
-        if not parts:
-            return ""
-        one_answer = sum(one.has_one_answer for one in self.same)
-        collapsed = f"; {one_answer} collapsed to one answer" if one_answer else ""
-        return f" Groups without variance: {', '.join(parts)}{collapsed}."
 
 
 @dataclass(frozen=True)
@@ -288,6 +169,16 @@ def _trainable(outcome: RolloutOutcome) -> list[TokenSequence]:
     return [sequence for sequence in sequences if any(sequence.loss_mask)]
 
 
+def _same_group(outcomes: Sequence[RolloutOutcome], lowest: float, highest: float) -> SameGroup:
+    """What a group without variance is; where all rewards that were seen are the same, 1 is right and 0 is wrong."""
+    reward = outcomes[0].reward or 0.0
+    if are_same(lowest, highest):
+        lowest, highest = min(0.0, lowest), max(1.0, highest)
+    kind = "all_right" if are_same(reward, highest) else "all_wrong" if are_same(lowest, reward) else "same"
+    answers = {tuple(sequence.sampled_ids for sequence in _trainable(outcome)) for outcome in outcomes}
+    return SameGroup(reward, kind, len(outcomes) > 1 and len(answers) == 1 and any(answers))
+
+
 def _weight(sequences: Sequence[TokenSequence], settings: SampleSettings) -> float:
     """Of each of the sequences of a rollout."""
     return 1.0 if settings.rollout_weighting == "sequence" else 1.0 / max(1, len(sequences))
@@ -331,8 +222,7 @@ def _judged(
     else:
         groups = [outcome.group for outcome in scored]
     report.rewards = [outcome.reward for outcome in scored if outcome.reward is not None]
-    flat = [value for own in values for value in own]
-    found = advantages(flat, settings.advantage, groups=groups, min_group_size=settings.min_group_size)
+    found = _advantages(scored, values, groups, settings)
     judged: list[_Judged] = []
     same: dict[str, list[RolloutOutcome]] = {}
     start = 0
@@ -348,8 +238,37 @@ def _judged(
         judged.append(_Judged(outcome, found.values[start:end], is_lesson))
         start = end
     known = [*report.rewards, *seen_rewards]
-    report.same = [SameGroup.of(group, min(known), max(known)) for group in same.values()]
+    report.same = [_same_group(group, min(known), max(known)) for group in same.values()]
     return judged
+
+
+def _advantages(
+    scored: Sequence[RolloutOutcome], values: Sequence[Sequence[float]], groups: Sequence[str], settings: SampleSettings
+) -> Advantages:
+    """What the rewards of rollouts, or of their turns, are worth beside the others of their groups."""
+    flat = [value for own in values for value in own]
+    if not callable(settings.advantage):
+        return advantages(flat, settings.advantage, groups=groups, min_group_size=settings.min_group_size)
+    calls: list[tuple[str, list[tuple[int, str]]]] = []  # by rollout or turn: their lengths and agents
+    for outcome in scored:
+        sequences = () if outcome.trajectory is None else outcome.trajectory.sequences
+        own = [(call.end - call.start, one.agent_name) for one in sequences for call in one.calls]
+        calls += [
+            (outcome.rollout_id, part) for part in ([[one] for one in own] if settings.credit == "turn" else [own])
+        ]
+    return advantages_by(
+        settings.advantage,
+        [
+            ComparedReward(
+                reward=reward,
+                group=group,
+                rollout_id=rollout_id,
+                lengths=tuple(length for length, _ in own),
+                agents=tuple(agent for _, agent in own),
+            )
+            for reward, group, (rollout_id, own) in zip(flat, groups, calls, strict=True)
+        ],
+    )
 
 
 def _scored(outcomes: Sequence[RolloutOutcome], settings: SampleSettings, report: BatchReport) -> list[RolloutOutcome]:

@@ -5,22 +5,29 @@ takes the rest from `SampleSettings.dapo()` and samples dynamically, where nothi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from typing_extensions import Self
 
 from agentlightning.algorithm.comparison import FailedReward, check_failed_reward
-from agentlightning.algorithm.grpo.advantages import AdvantageKind
+from agentlightning.algorithm.grpo.advantages import AdvantageFunction, AdvantageKind
 from agentlightning.algorithm.utils import check_least
 from agentlightning.engine.base import EngineChoice
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo.grpo import GRPO
+    from torch import Tensor
 
+    from agentlightning.algorithm.grpo.grpo import GRPO
+    from agentlightning.algorithm.grpo.objective import ChosenTokens
+
+LossFunction: TypeAlias = "Callable[[ChosenTokens], tuple[Tensor, Mapping[str, Tensor]]]"
+"""From the tokens that the model chose to a loss for each of them, and figures for the metrics, one entry per token as
+well. The mean of a figure is shown, or the largest where its name ends in `_max`."""
+LossName = Literal["clipped", "cispo"]
 Objective = Literal["policy", "likelihood"]
 RatioLevel = Literal["token", "sequence"]
 Aggregate = Literal["token_mean", "sequence_mean", "constant"]
@@ -28,7 +35,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 Precision = Literal["full", "bf16"]
 Optimiser = Literal["adamw", "adamw8bit"]
 Schedule = Literal["constant", "linear", "cosine"]
-Preset = Literal["dr_grpo", "dapo", "gspo"]
+Preset = Literal["dr_grpo", "dapo", "gspo", "cispo"]
 RolloutWeighting = Literal["sequence", "rollout"]
 Credit = Literal["rollout", "turn"]
 _CHOICES: Final = {
@@ -81,6 +88,9 @@ class LearnerSettings:
     4,096, and for a Hugging Face model on a GPU up to 32,768: as many as half of the free memory suffices for."""
     objective: Objective = "policy"
     """"likelihood" maximises the log-probability of the samples, weighted by advantage: supervised fine-tuning."""
+    loss: "LossName | LossFunction" = "clipped"
+    """What is minimised with the objective "policy": "clipped" is that of GRPO, Dr. GRPO and DAPO, and of GSPO with
+    `level="sequence"`; "cispo" weighs tokens by a clipped ratio; or a function of your own, see `LossFunction`."""
     level: RatioLevel = "token"
     """Whether the ratio of new to old probability is of a token, or the geometric mean of a sequence; the latter is
     clipped far more narrowly, see `gspo`."""
@@ -147,9 +157,17 @@ class LearnerSettings:
         own = {"level": "sequence", "aggregate": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4}
         return cls(**{"preset": "gspo", **own, **changes})
 
+    @classmethod
+    def cispo(cls, **changes: Any) -> Self:
+        """CISPO (MiniMax 2025): tokens are weighted by their ratio, at most 5, and none loses its gradient."""
+        own = {"loss": "cispo", "aggregate": "token_mean", "clip_low": 1.0, "clip_high": 4.0}
+        return cls(**{"preset": "cispo", **own, **changes})
+
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
             check_choice(name, getattr(self, name), kind)
+        if not callable(self.loss):
+            check_choice("loss", self.loss, LossName)
         check_least(self, epochs=1, minibatches=1, max_batch_tokens=1, constant_length=1, processes=1)
         check_least(self, threads=1, total_steps=1)
         not_negative = "a number that is not negative"
@@ -169,6 +187,12 @@ class LearnerSettings:
         ]
         if self.processes > 1:
             rules.append(("optimiser", self.optimiser == "adamw", "'adamw' where there are several processes"))
+            rules.append(("loss", not callable(self.loss), "'clipped' or 'cispo' where there are several processes"))
+        if self.loss != "clipped":
+            of_clipped = "left as it is: it belongs to the loss 'clipped'"
+            rules.append(("level", self.level == "token", of_clipped))
+            rules.append(("dual_clip", self.dual_clip is None, of_clipped))
+            rules.append(("loss", self.objective == "policy", "'clipped' with objective='likelihood'"))
         for name, is_valid, wanted in rules:
             if not is_valid:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be {wanted}.")
@@ -184,10 +208,11 @@ class LearnerSettings:
             return self
         return replace(self, importance_cap=None if is_embedded else 2.0)
 
-    def planned(self, total_steps: int, seed: int) -> Self:
-        """The same with the steps of the whole training and its seed, where none are set."""
+    def planned(self, total_steps: int, seed: int, loss: "LossName | LossFunction | None" = None) -> Self:
+        """The same with the steps of the whole training and its seed, where none are set, and with its loss."""
         steps = total_steps if self.total_steps is None else self.total_steps
-        return replace(self, total_steps=steps, seed=seed if self.seed is None else self.seed)
+        seed = seed if self.seed is None else self.seed
+        return replace(self, total_steps=steps, seed=seed, loss=loss or self.loss)
 
     def rate_share(self, step: int) -> float:
         """What part of its learning rate the optimiser's step has, counted from 0."""
@@ -208,7 +233,8 @@ class LearnerSettings:
 class SampleSettings:
     """Which rollouts count, and how; ConfigurationError names the value that cannot be used."""
 
-    advantage: AdvantageKind = "grpo"
+    advantage: AdvantageKind | AdvantageFunction = "grpo"
+    """How rewards are compared, by name or by a function of your own; see `AdvantageFunction`."""
     reward_weights: Mapping[str, float] | None = None
     """A rollout's reward is the sum of the rewards that it emitted under these names, times their weights; one that it
     did not emit counts 0, one that no rollout of a step emitted is an error. None takes the primary reward."""
@@ -257,6 +283,16 @@ class SampleSettings:
         """Answers that were cut off are learned from."""
         return cls(**{"skip_truncated": False, **changes})
 
+    cispo = gspo
+
+    def planned(
+        self, temperature: float, max_staleness: int, advantage: AdvantageKind | AdvantageFunction | None
+    ) -> Self:
+        """The same for a training that samples and waits so: what is older than it may be is left out."""
+        oldest = (max_staleness or None) if self.max_staleness is None else self.max_staleness
+        advantage = advantage or self.advantage
+        return replace(self, temperature=temperature, max_staleness=oldest, advantage=advantage)
+
     @classmethod
     def of(cls, preset: Preset | None) -> Self:
         """What belongs to a preset of `LearnerSettings`."""
@@ -264,7 +300,8 @@ class SampleSettings:
         return made
 
     def __post_init__(self) -> None:
-        check_choice("advantage", self.advantage, AdvantageKind)
+        if not callable(self.advantage):
+            check_choice("advantage", self.advantage, AdvantageKind)
         check_choice("rollout_weighting", self.rollout_weighting, RolloutWeighting)
         check_choice("credit", self.credit, Credit)
         check_failed_reward("failed", self.failed)
@@ -286,7 +323,7 @@ def check_choice(name: str, value: object, kind: object) -> None:
         raise ConfigurationError(f"{name} is {value!r}; it must be one of {options}.")
 
 
-def check_options(grpo: "GRPO", engine: EngineChoice | None) -> None:
+def check_options(grpo: "GRPO", engine: EngineChoice | None, *, resume: bool) -> None:
     """ConfigurationError for options with which there would be nothing to learn, no end, or no place for the model."""
     if grpo.group_size < 2:
         raise ConfigurationError(
@@ -309,6 +346,8 @@ def check_options(grpo: "GRPO", engine: EngineChoice | None) -> None:
             "engine='vllm', which starts one for each, or train adapters with lora=LoraOptions()."
         )
     output, checkpoints = grpo.output, grpo.checkpoints
+    if resume and checkpoints is None:
+        raise ConfigurationError("To resume, name the folder of the checkpoints.")
     if output is not None and checkpoints is not None and checkpoints.resolve().is_relative_to(output.resolve()):
         raise ConfigurationError(
             f"output '{output}' is replaced at the end, and the checkpoints '{checkpoints}' are in it; "

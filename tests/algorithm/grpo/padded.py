@@ -89,6 +89,8 @@ def loss(model: nn.Module, rollouts: Rollouts, method: str, *, longest: int = 1,
         clipped = ratio.clamp(1 - 3e-4, 1 + 4e-4)
         return -torch.minimum(ratio * gains[:, 0], clipped * gains[:, 0]).mean()
     ratio = torch.exp(new - old)
+    if method == "cispo":
+        return -(ratio.clamp(max=5).detach() * gains * new * mask).sum() / mask.sum()
     clipped = ratio.clamp(0.8, 1.28 if method != "dr_grpo" else 1.2)
     each = -torch.minimum(ratio * gains, clipped * gains) * mask
     return each.sum() / (len(answers) * longest if method == "dr_grpo" else mask.sum())

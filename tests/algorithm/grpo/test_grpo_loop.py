@@ -239,7 +239,8 @@ def test_run_that_is_stopped_leaves_a_checkpoint_of_whole_steps_and_its_model(
     kept = Checkpoints(tmp_path / "checkpoints" / "tiny").latest()
     assert kept is not None
     assert kept.step == kept.progress["version"] == (1 if moment == "rollouts" else 2)
-    assert kept.progress["curriculum"]["position"] == 2 * kept.step
+    place = kept.progress["curriculum"]
+    assert place["position"] - len(place["open"]) == 2 * kept.step
     assert are_same(weights(stopped), kept.model_state())
     assert are_same(weights(stopped), load(str(tmp_path / "out"))[0].state())
     statuses = [rollout.status for rollout in asyncio.run(made[0].store.query_rollouts())]

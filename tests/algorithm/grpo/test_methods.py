@@ -30,6 +30,7 @@ PRESETS: dict[str, tuple[Callable[..., LearnerSettings], Callable[..., SampleSet
     "dr_grpo": (LearnerSettings.dr_grpo, SampleSettings.dr_grpo),
     "dapo": (LearnerSettings.dapo, SampleSettings.dapo),
     "gspo": (LearnerSettings.gspo, SampleSettings.gspo),
+    "cispo": (LearnerSettings.cispo, SampleSettings.cispo),
 }
 
 
@@ -84,7 +85,7 @@ REWARDS = [[0.0, 1.0, 0.25], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
 def test_a_preset_is_the_method_of_its_paper(method: str) -> None:
     model = SmallModel()
     learning, sampling = PRESETS[method]
-    found = rollouts(model, REWARDS, spread=1e-3 if method == "gspo" else 0.6)
+    found = rollouts(model, REWARDS, spread={"gspo": 1e-3, "cispo": 2.5}.get(method, 0.6))
     expected = padded.loss(model, found, method, longest=LONGEST, cache=CACHE)
     expected.backward()
     wanted = [weight.grad.clone() for weight in model.trainable().values()]

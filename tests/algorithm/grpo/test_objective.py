@@ -11,12 +11,15 @@ import torch
 from agentlightning.algorithm.grpo.objective import (
     ChosenTokens,
     Loss,
+    cispo_loss,
+    clipped_loss,
     kl_estimate,
     policy_loss,
     sequence_coefficients,
 )
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.grpo.token_logprobs import token_logprobs
+from agentlightning.errors import ConfigurationError
 from tests.algorithm.grpo import reference
 from tests.algorithm.grpo.reference import Conversation, Variant
 
@@ -216,3 +219,85 @@ def test_k3_is_never_negative_and_k1_and_k3_have_the_same_mean_under_the_policy(
     assert bool((k3 >= 0).all())
     torch.testing.assert_close((own.exp() * k1).sum(), exact)
     torch.testing.assert_close((own.exp() * k3).sum(), exact)
+
+
+# ---------------------------------------------------------------------- loss functions
+
+
+def some_tokens() -> ChosenTokens:
+    """Five tokens of two sequences, with ratios of 4, 1/4, 1, 4 and 1/4."""
+    new = torch.tensor([-0.5, -2.0, -1.0, -0.5, -2.0], dtype=torch.float64, requires_grad=True)
+    log_ratios = torch.tensor([4.0, 0.25, 1.0, 4.0, 0.25], dtype=torch.float64).log()
+    return ChosenTokens(
+        logprobs=new,
+        old_logprobs=new.detach() - log_ratios,
+        sequences=torch.tensor([0, 0, 0, 1, 1]),
+        advantages=torch.tensor([1.0, 1.0, 1.0, -2.0, -2.0], dtype=torch.float64),
+        coefficients=torch.tensor([0.2, 0.2], dtype=torch.float64),
+        entropies=torch.zeros(5, dtype=torch.float64),
+    )
+
+
+def test_cispo_weighs_tokens_by_the_clipped_ratio_and_clips_no_gradient() -> None:
+    tokens = some_tokens()
+
+    losses, figures = cispo_loss(tokens, clip_low=0.5, clip_high=1.0)
+    losses.sum().backward()
+
+    weights = [2.0, 0.5, 1.0, 2.0, 0.5]
+    assert tokens.logprobs.grad is not None
+    assert tokens.logprobs.grad.tolist() == pytest.approx([-2.0, -0.5, -1.0, 4.0, 1.0])
+    assert losses.tolist() == pytest.approx(
+        [-w * a * p for w, a, p in zip(weights, [1, 1, 1, -2, -2], [-0.5, -2.0, -1.0, -0.5, -2.0], strict=True)]
+    )
+    assert (figures["clipped_low"].sum(), figures["clipped_high"].sum()) == (1, 1)
+
+
+def test_a_loss_function_of_ones_own_takes_the_place_of_the_built_in_one() -> None:
+    def doubled(tokens: ChosenTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        losses, _ = clipped_loss(tokens)
+        return 2 * losses, {"mine": tokens.advantages, "mine_max": tokens.advantages}
+
+    own = policy_loss(some_tokens(), LearnerSettings(loss=doubled))
+    built_in = policy_loss(some_tokens(), LearnerSettings())
+
+    assert own.value.item() == pytest.approx(2 * built_in.value.item())
+    assert (own.sums["mine"].item(), own.maxima["mine_max"].item()) == (-1.0, 1.0)
+    assert "ratio" not in own.sums
+    assert own.sums["kl_to_old"] == built_in.sums["kl_to_old"]
+
+
+def test_tokens_know_the_lengths_and_means_of_their_sequences() -> None:
+    tokens = some_tokens()
+    assert tokens.lengths.tolist() == [3, 2]
+    assert tokens.sequence_means(tokens.advantages).tolist() == [1.0, 1.0, 1.0, -2.0, -2.0]
+    assert tokens.sequence_means(tokens.logprobs.detach())[0].item() == pytest.approx(-3.5 / 3)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (torch.zeros(5), r"returned Tensor; return \(losses, figures\)"),
+        ((torch.zeros(2), {}), r"returned losses of shape \(2,\); it must be a tensor of shape \(5,\)"),
+        ((torch.zeros(5), {"mine": 0.5}), r"returned mine float; it must be a tensor"),
+    ],
+    ids=["no-figures", "a-mean", "a-number"],
+)
+def test_what_is_no_loss_for_each_token_is_refused(returned: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"The loss function .*<lambda> {message}"):
+        policy_loss(some_tokens(), LearnerSettings(loss=lambda tokens: returned))  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "cisp"}, "loss is 'cisp'; it must be one of 'clipped', 'cispo'"),
+        ({"loss": "cispo", "level": "sequence"}, "level is 'sequence'; it must be left as it is"),
+        ({"loss": cispo_loss, "dual_clip": 3.0}, "dual_clip is 3.0; it must be left as it is"),
+        ({"loss": "cispo", "objective": "likelihood"}, "it must be 'clipped' with objective='likelihood'"),
+        ({"loss": cispo_loss, "processes": 2}, "it must be 'clipped' or 'cispo' where there are several processes"),
+    ],
+)
+def test_settings_that_a_loss_does_not_have_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        LearnerSettings(**options)  # type: ignore[arg-type]

@@ -17,8 +17,9 @@ torch = pytest.importorskip("torch", reason="GRPO needs torch")
 optional("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.algorithm.grpo import Checkpoints, Learner, LearnerSettings  # noqa: E402
+from agentlightning.algorithm.grpo.batch_report import BatchReport  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
-from agentlightning.algorithm.grpo.samples import Batch, BatchReport, Sample  # noqa: E402
+from agentlightning.algorithm.grpo.samples import Batch, Sample  # noqa: E402
 from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.model import LoraOptions, logits_of  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402

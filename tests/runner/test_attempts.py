@@ -328,3 +328,21 @@ async def test_agent_that_takes_a_plain_row_for_a_task_is_told_of_rows_that_are(
     assert error["message"].startswith("'str' object has no attribute")
     assert ("agl.Task(rollout_id=..., input=...)" in error["message"]) is is_explained
     assert answer.__name__ in error["traceback"]
+
+
+async def test_an_agent_that_fails_when_its_rollout_was_cancelled_is_no_failure_to_show(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As when a training is stopped: the models that it calls are gone before it is."""
+    store = await stocked_store()
+
+    async def answer(_: Any) -> None:
+        (rollout,) = await store.query_rollouts()
+        await store.update_rollout(rollout.rollout_id, status="cancelled")
+        raise ConnectionError("the model is gone")
+
+    with caplog.at_level("WARNING"):
+        worked = await work_off(Awaiting(answer), store=store)
+
+    assert caplog.messages == []
+    assert (await worked.statuses(), (await worked.attempt()).status) == (["cancelled"], "failed")

@@ -68,7 +68,9 @@ def _most_frequent(texts: Iterable[str | None]) -> str:
 def nothing_ran(evidence: Evidence) -> Finding | None:
     """No rollout, or, of an algorithm that reports nothing and has not waited, a part of them."""
     done, waiting = len(evidence.rollouts), evidence.waiting
-    if evidence.points or (done and (evidence.run.status != "succeeded" or not _is_notable(waiting, waiting + done))):
+    is_early = evidence.run.status in ("running", "stopped") and not waiting  # it has not come to that
+    is_enough = done and (evidence.run.status != "succeeded" or not _is_notable(waiting, waiting + done))
+    if evidence.points or is_early or is_enough:
         return None
     said = f"{waiting} rollouts wait in the queue" if waiting else "no rollout was sent"
     advice = (

@@ -353,7 +353,8 @@ def _of_trial(evidence: Evidence, findings: list[Finding]) -> Verdict:
     counted = reward_of_failed(evidence.setting("failed") or "worst", rewards) if failed else None
     more = f" {findings[0].sentence}" if findings else ""
     if not rewards:
-        return Verdict("unknown", more.strip() or "No rollout left a reward.", None, tuple(findings))
+        nothing = f"No rollout {'left a reward' if evidence.rollouts else 'was finished'}."
+        return Verdict("unknown", more.strip() or nothing, None, tuple(findings))
     found = replace(
         estimate(rewards if counted is None else [*rewards, *[counted] * failed]), failed=failed, failed_reward=counted
     )

@@ -114,6 +114,18 @@ async def test_one_large_step_is_forgiven_while_the_reward_rises(change: float, 
     assert [one.name for one in found.findings] == findings
 
 
+@pytest.mark.parametrize("status", ["running", "stopped"])
+async def test_a_run_that_has_sent_nothing_yet_is_not_told_to_look_at_its_data(status: Any) -> None:
+    run = await Recorded().begin()
+    (found,) = await run.store.query_runs()
+    found = found if status == "running" else await run.end(status=status)
+
+    verdict = await verdict_of_run(run.store, found)
+
+    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+    assert "No rollout was finished. " in verdict.sentence
+
+
 async def test_an_algorithm_that_does_not_wait_is_told_so() -> None:
     run = await Recorded().begin()
     await run.group([1.0] * 4)

@@ -200,12 +200,15 @@ class OptimisationResult:
         return True
 
     def _is_no_better(self, former: JsonObject) -> bool:
-        """Whether another run with the same seed and tasks has reached this score; a file may lack the tasks."""
+        """Whether another run with the same seed has found a better prompt where this one has found none, or has reached
+        this score on the same tasks; a file may lack the tasks."""
         score, seed = former.get("best_score"), {name: prompt.model_dump() for name, prompt in self.seed.items()}
-        is_same = former.get("seed") == seed and former.get("tasks", self.tasks) == self.tasks
-        if not is_same or not isinstance(score, (int, float)):
+        if former.get("seed") != seed or not isinstance(score, (int, float)):
             return False
-        return not self.is_improved or self.best_score is None or self.best_score <= score
+        if not self.is_improved and former.get("prompts") != seed:
+            return True
+        is_same = former.get("tasks", self.tasks) == self.tasks
+        return is_same and (not self.is_improved or self.best_score is None or self.best_score <= score)
 
 
 class PromptOptimiser(Algorithm):

@@ -127,14 +127,15 @@ def test_who_stops_a_run_is_told_how_it_goes_on(kind: Kind) -> None:
     assert without == "Stopped; the same script begins anew; with state_file='…' it keeps what it finds."
 
 
+@pytest.mark.parametrize("tasks", [60, 80], ids=["same tasks", "more tasks"])
 async def test_best_file_is_never_replaced_by_a_worse_result(
-    kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture, tasks: int
 ) -> None:
     output = tmp_path / "best.json"
     await kind.run(output=output)
     best = output.read_bytes()
 
-    await kind.run(lambda text, answer: text, output=output)  # which finds nothing
+    await kind.run(lambda text, answer: text, output=output, tasks=tasks)  # which finds nothing
 
     assert [path.name for path in tmp_path.iterdir()] == ["best.json"]
     assert output.read_bytes() == best

@@ -116,6 +116,8 @@ class Evidence:
     @property
     def error(self) -> str | None:
         """With what the run failed, in one line; None if it did not."""
+        if self.run.status == "lost":
+            return "Its process ended without notice"
         text = _TRACEBACK.sub("", str(self.run.summary.get("error") or "")) if self.run.status == "failed" else ""
         return " ".join(text.partition("\n\n")[0].split())[:500] or None
 

@@ -208,7 +208,8 @@ def _of_groups(evidence: Evidence, findings: list[Finding]) -> Verdict:
     elif findings and evidence.is_training and not learned:
         outcome, said = "no gain", f"Nothing was gained{measured}:{cause}{more}"
     elif gain is not None:
-        is_cut_short = "validation_before" in evidence.run.summary  # otherwise it was validated at its end too
+        is_over = evidence.run.status == "succeeded"  # and was validated at its end, if it was before
+        is_cut_short = "validation_before" in evidence.run.summary or (evidence.run.config.get("n_val") and not is_over)
         advice = "Let it run to its end, where it is validated" if is_cut_short else "Give tasks to validate on"
         advice = f"Validate on more than {gain.n} tasks" if is_validated else advice
         said = f"No gain can be told from chance{measured}.{more}{cause or f' {advice}, or train longer.'}"

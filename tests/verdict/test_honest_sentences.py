@@ -114,6 +114,24 @@ async def test_one_large_step_is_forgiven_while_the_reward_rises(change: float, 
     assert [one.name for one in found.findings] == findings
 
 
+async def test_a_run_that_goes_on_is_not_told_to_give_the_validation_tasks_that_it_has() -> None:
+    run = await recorded(Fault("", points=curve(reward=[0.5, 0.45, 0.55, 0.5, 0.48, 0.52])))
+    (found,) = await run.store.query_runs()
+
+    verdict = await verdict_of_run(run.store, found.model_copy(update={"config": {**found.config, "n_val": 32}}))
+
+    assert verdict.sentence.endswith("Let it run to its end, where it is validated, or train longer.")
+
+
+async def test_a_run_that_was_killed_is_told_so_and_what_it_had_gained() -> None:
+    run = await recorded(Fault("", points=curve(reward=RISING)))
+    killed = (await run.end()).model_copy(update={"status": "lost"})
+
+    verdict = await verdict_of_run(run.store, killed)
+
+    assert verdict.sentence.startswith("The run failed: Its process ended without notice. Until then: Gained +")
+
+
 @pytest.mark.parametrize("status", ["running", "stopped"])
 async def test_a_run_that_has_sent_nothing_yet_is_not_told_to_look_at_its_data(status: Any) -> None:
     run = await Recorded().begin()

@@ -200,8 +200,10 @@ class OptimisationResult:
         return True
 
     def _is_no_better(self, former: JsonObject) -> bool:
-        """Whether another run with the same seed has found a better prompt where this one has found none, or has reached
-        this score on the same tasks; a file may lack the tasks."""
+        """Whether another run with the same seed alone found a better prompt, or reached this score on the same tasks.
+
+        A file may lack the tasks.
+        """
         score, seed = former.get("best_score"), {name: prompt.model_dump() for name, prompt in self.seed.items()}
         if former.get("seed") != seed or not isinstance(score, (int, float)):
             return False

@@ -19,7 +19,7 @@ from agentlightning.runner.slots import ClaimQueue, Slot
 from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import Claim
 from agentlightning.tracer import Tracer
-from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
+from agentlightning.types import Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
@@ -250,13 +250,11 @@ class LitAgentRunner(Runner[T_task]):
     async def _run_slot(self, slot: Slot) -> None:
         claim = await slot.queue.next_claim(slot)
         while claim is not None:
-            claim = await self._run_and_claim(claim, slot) or await slot.queue.next_claim(slot)
-
-    async def _run_and_claim(self, claim: Claim, slot: Slot) -> Claim | None:
-        """Run a claimed rollout; returns what was claimed in the step that finished it."""
-        rollout, number = claim.rollout, claim.rollout.attempt.sequence_id
-        logger.debug("Rollout %s, attempt %d, is claimed by %s.", rollout.rollout_id, number, self._store_worker_id)
-        return await AttemptRun(self, rollout, self.known_resources.of(claim), claim, slot).run()
+            rollout, number = claim.rollout, claim.rollout.attempt.sequence_id
+            logger.debug("Rollout %s, attempt %d, is claimed by %s.", rollout.rollout_id, number, self._store_worker_id)
+            claim = await AttemptRun(
+                self, rollout, self.known_resources.of(claim), claim, slot
+            ).run() or await slot.queue.next_claim(slot)
 
     async def _claim(self, slot: Slot, limit: int, event: "ExecutionEvent | None") -> Sequence[Claim]:
         """Rollouts from the head of the queue, for which the store waits; none while the store is away, or we pause."""
@@ -335,15 +333,11 @@ class LitAgentRunner(Runner[T_task]):
         started = await store.start_rollout(
             input=input, mode=mode, resources_id=resources_id, worker_id=self.get_store_worker_id()
         )
-        await self._step_impl(started, raise_on_exception=True)
+        attempt = AttemptRun(self, started)
+        await attempt.run()
+        if attempt.error is not None:
+            raise attempt.error
         rollout = await store.get_rollout_by_id(started.rollout_id)
         if rollout is None:
             raise RuntimeError(f"Failed to fetch completed rollout by id after step: {started.rollout_id}")
         return rollout
-
-    async def _step_impl(self, next_rollout: AttemptedRollout, raise_on_exception: bool = False) -> str:
-        attempt = AttemptRun(self, next_rollout)
-        await attempt.run()
-        if raise_on_exception and attempt.error is not None:
-            raise attempt.error
-        return next_rollout.rollout_id

@@ -95,8 +95,6 @@ class AttemptRun:
     _next_claim: Claim | None = None
     """What was claimed in the step that finished this attempt."""
     _is_revoked: bool = False
-    _is_unwanted: bool = False
-    """Whether the agent failed when nobody waited for the rollout any more."""
     _is_over: "asyncio.Future[None] | None" = None
     """Done when the agent has ended, or is to be cancelled."""
 
@@ -125,8 +123,7 @@ class AttemptRun:
                     raise
                 except BaseException as error:  # noqa: BLE001 # a failed rollout is data: it is recorded on the attempt
                     status, self.error = "timeout" if isinstance(error, AttemptTimedOut) else "failed", error
-                    self._is_unwanted = self._is_revoked or await self._is_cancelled()
-                    if not self._is_unwanted:
+                    if not self._is_revoked and not await self._is_cancelled():
                         runner.failures.add(rollout.rollout_id, error)
                 finally:
                     try:
@@ -139,10 +136,11 @@ class AttemptRun:
 
     async def _is_cancelled(self) -> bool:
         """Whether the rollout was: the models that its agent calls may be gone then, and nobody must act."""
-        with contextlib.suppress(StoreError, OSError, asyncio.TimeoutError):
-            rollout_id = self.rollout.rollout_id
-            latest = await asyncio.wait_for(self.runner.get_store().get_rollout_by_id(rollout_id), LEAVING_SECONDS)
-            return latest is not None and latest.status == "cancelled"
+        with contextlib.suppress(StoreError, OSError):
+            rollout = await self.runner.get_store().get_rollout_by_id(self.rollout.rollout_id)
+            if rollout is not None and rollout.status == "cancelled":
+                self._proxies = ()  # nobody reads what they have stored
+                return True
         return False
 
     async def _run(self) -> None:
@@ -285,7 +283,7 @@ class AttemptRun:
 
     async def _end(self, status: AttemptStatus) -> None:
         """What happens before the status is written."""
-        is_given_up = status == "unresponsive" or self._is_revoked or self._is_unwanted
+        is_given_up = status == "unresponsive" or self._is_revoked
         if self._proxies and not is_given_up and not are_recorded(self.spans):
             # The proxy stores the agent's calls first: whoever waits for the rollout will read them at once.
             flushed = await flush_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)

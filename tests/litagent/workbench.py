@@ -7,6 +7,7 @@ import psutil
 
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner
+from agentlightning.runner.attempt import AttemptRun
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import Attempt, NamedResources, PromptTemplate, RolloutConfig, RolloutMode, Span
@@ -62,7 +63,9 @@ class Workbench:
         error: BaseException | None = None
         with runner.run_context(agent=agent, store=self.store):
             try:
-                await runner._step_impl(rollout, raise_on_exception=True)
+                attempt_run = AttemptRun(runner, rollout)
+                await attempt_run.run()
+                error = attempt_run.error
             except Exception as caught:
                 error = caught
         attempt = await self.store.get_latest_attempt(rollout.rollout_id)

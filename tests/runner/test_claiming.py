@@ -8,6 +8,7 @@ import pytest
 from agentlightning.errors import InvalidValue, StoreUnavailable
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner
+from agentlightning.runner.attempt import AttemptRun
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Attempt, AttemptedRollout, NamedResources, PromptTemplate, Rollout, RolloutConfig
@@ -155,7 +156,7 @@ async def test_a_callback_that_is_interrupted_does_not_keep_an_attempt_from_its_
         runner.run_context(agent=Interrupted(lambda _: None), store=store),
         pytest.raises(KeyboardInterrupt),
     ):
-        await runner._step_impl(started)
+        await AttemptRun(runner, started).run()
 
     assert (await store.get_rollout_by_id(started.rollout_id)).status == "succeeded"
 

@@ -208,10 +208,9 @@ def _of_groups(evidence: Evidence, findings: list[Finding]) -> Verdict:
     elif findings and evidence.is_training and not learned:
         outcome, said = "no gain", f"Nothing was gained{measured}:{cause}{more}"
     elif gain is not None:
-        is_over = evidence.run.status == "succeeded"  # and was validated at its end, if it was before
-        is_cut_short = "validation_before" in evidence.run.summary or (evidence.run.config.get("n_val") and not is_over)
-        advice = "Let it run to its end, where it is validated" if is_cut_short else "Give tasks to validate on"
-        advice = f"Validate on more than {gain.n} tasks" if is_validated else advice
+        advice = f"Validate on more than {gain.n} tasks" if is_validated else "Give tasks to validate on"
+        if not is_validated and evidence.run.status != "succeeded" and evidence.run.config.get("n_val"):
+            advice = "Let it run to its end, where it is validated"
         said = f"No gain can be told from chance{measured}.{more}{cause or f' {advice}, or train longer.'}"
     else:
         reward = _of_trial(evidence, []).sentence
@@ -354,8 +353,8 @@ def _of_trial(evidence: Evidence, findings: list[Finding]) -> Verdict:
     counted = reward_of_failed(evidence.setting("failed") or "worst", rewards) if failed else None
     more = f" {findings[0].sentence}" if findings else ""
     if not rewards:
-        nothing = f"No rollout {'left a reward' if evidence.rollouts else 'was finished'}."
-        return Verdict("unknown", more.strip() or nothing, None, tuple(findings))
+        more = more.strip() or f"No rollout {'left a reward' if evidence.rollouts else 'was finished'}."
+        return Verdict("unknown", more, None, tuple(findings))
     found = replace(
         estimate(rewards if counted is None else [*rewards, *[counted] * failed]), failed=failed, failed_reward=counted
     )
@@ -369,9 +368,8 @@ async def verdict_of_rollout(store: LightningStore, rollout: AttemptedRollout | 
 
 
 def _lines(found: RolloutEvidence) -> list[str]:
-    lines = [
-        f"Rollout '{found.rollout_id}' is '{found.status}'" + (f" with {found.error}" if found.error else "") + "."
-    ]
+    reason = f" with {found.error}" if found.error else ""
+    lines = [f"Rollout '{found.rollout_id}' is '{found.status}'{reason}."]
     if found.attempt_status in ("timeout", "unresponsive"):
         lines.append(
             "It ran out of time; raise the timeout of its configuration."

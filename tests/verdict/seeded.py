@@ -30,6 +30,8 @@ BEST_OF_N: Final = "custom_algorithm/best_of_n.py"
 REWARD: Final = 'return solve_all({"questions": [task["question"]], "answers": [task["answer"]]})'
 ANSWER: Final = 'answer([{"role": "user", "content": task["question"]}])'
 ODD_LENGTH: Final = f"return float(len({ANSWER}) % 2)"
+ODD_SUM: Final = f"return float((len({ANSWER}) + int(task['answer'])) % 2)"
+"""A model that gives one answer to everything is right half of the time."""
 LARGE: Final = {"tasks_per_step": 8, "group_size": 8}
 ENDS_IN_SEVEN: Final = f"return float({ANSWER}.endswith('7'))"
 LONG: Final = f"return min(len({ANSWER}), 3) / 3"
@@ -105,7 +107,7 @@ FAULTS: Final[Mapping[str, Seeded]] = {
         f"steps too {size}, {policy}": Seeded(
             f"learning_rate_too_{'low' if size == 'small' else 'high'}",
             old=REWARD,
-            new=ODD_LENGTH,
+            new=ODD_SUM,
             steps=8,
             options={"learning": LearnerSettings(learning_rate=rate, minibatches=minibatches), "max_staleness": ahead},
             outcomes=("no gain",) if size == "small" else ("no gain", "lost"),
@@ -235,7 +237,7 @@ FAULTS: Final[Mapping[str, Seeded]] = {
         "collapsed",
         old=REWARD,
         new=f"said = {ANSWER}; return float(said == '7') if int(task['answer']) % 2 else 0.1 * float(said == '7')",
-        steps=30,
+        steps=40,
         options={**LARGE, "learning": LearnerSettings(learning_rate=1e-3)},
         outcomes=("gained", "no gain"),
     ),
@@ -285,7 +287,7 @@ HEALTHY: Final[Mapping[str, Seeded]] = {
         for seed in (9, 10)
     },
     "long answers, validated": Seeded(None, old=REWARD, new=LONG, steps=10, validation=32, options=LARGE),
-    "long answers, stopped": Seeded(None, old=REWARD, new=LONG, steps=60, stop_after=560, options=LARGE),
+    "long answers, stopped": Seeded(None, old=REWARD, new=LONG, steps=60, stop_after=1000, options=LARGE),
     "long answers, validated and stopped": Seeded(
         None,
         old=REWARD,

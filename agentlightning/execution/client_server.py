@@ -38,6 +38,7 @@ from agentlightning.store.http.reader_file import LOOPBACK, reader_token_file
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.server_launcher import reserved_socket
+from agentlightning.utils.spelling import suggests_arguments
 
 __all__ = ["ClientServerExecutionStrategy"]
 
@@ -55,6 +56,7 @@ _CONNECT_SECONDS: Final = 0.025
 """Between two tries to connect."""
 
 
+@suggests_arguments
 class ClientServerExecutionStrategy(ExecutionStrategy):
     """The algorithm serves the store; runners are clients of it, each in a process of its own.
 

@@ -27,6 +27,7 @@ from agentlightning.utils.deadline import until
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.id import worker_id as unique_worker_id
 from agentlightning.utils.log_failures import log_failures
+from agentlightning.utils.spelling import suggests_arguments
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
@@ -42,6 +43,7 @@ SHORTEST_POLL_SECONDS: Final = 0.01
 """Polling more often keeps a processor busy."""
 
 
+@suggests_arguments
 class LitAgentRunner(Runner[T_task]):
     """Claims rollouts and runs an agent on them."""
 

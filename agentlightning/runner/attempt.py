@@ -283,8 +283,7 @@ class AttemptRun:
 
     async def _end(self, status: AttemptStatus) -> None:
         """What happens before the status is written."""
-        is_given_up = status == "unresponsive" or self._is_revoked
-        if self._proxies and not is_given_up and not are_recorded(self.spans):
+        if self._proxies and not (status == "unresponsive" or self._is_revoked or are_recorded(self.spans)):
             # The proxy stores the agent's calls first: whoever waits for the rollout will read them at once.
             flushed = await flush_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)
             self._lost_calls = flushed.lost

@@ -27,6 +27,7 @@ from agentlightning.tracer.binding import CARRIED, Binding, current_binding, is_
 from agentlightning.tracer.recording import RecordingTracer
 from agentlightning.utils.once import once
 from agentlightning.utils.otel import SCOPE_NAME
+from agentlightning.utils.spelling import suggests_arguments
 
 __all__ = ["OtelTracer", "RolloutSpanProcessor", "binding_of_open", "private_tracer"]
 
@@ -38,6 +39,7 @@ _KEPT_AS: Final = "_agentlightning_processor"
 _INSTALLING = threading.Lock()  # makes looking for a provider, or a processor, and installing one a single step
 
 
+@suggests_arguments
 class OtelTracer(RecordingTracer):
     """Records emitted spans, the program's own OpenTelemetry spans and, with `instrument`, calls of known libraries."""
 

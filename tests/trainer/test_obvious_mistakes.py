@@ -49,6 +49,10 @@ def agent(task: Any) -> float:
         ("GEPA", {"iteration": 2}, "iterations"),
         ("LLMProxy", {"models_list": []}, "model_list"),
         ("OptimisationBudget", {"rollout": 2}, "rollouts"),
+        ("LitAgentRunner", {"max_concurency": 8}, "max_concurrency"),
+        ("ClientServerExecutionStrategy", {"n_runner": 2}, "n_runners"),
+        ("OtelTracer", {"instruments": False}, "instrument"),
+        ("SqliteLightningStore", {"max_attempt_span": 1}, "max_attempt_spans"),
     ],
 )
 def test_a_misspelt_argument_is_answered_with_the_one_that_was_meant(

@@ -46,6 +46,7 @@ from agentlightning.store.sqlite.writer import Writer, read_notices
 from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.private_files import path_errors, replaced_file
+from agentlightning.utils.spelling import suggests_arguments
 
 __all__ = ["SqliteLightningStore"]
 
@@ -145,6 +146,7 @@ class _Working:
             self.watcher.stop()
 
 
+@suggests_arguments
 class SqliteLightningStore(DurableStore[_Working]):
     """A store in a SQLite file."""
 

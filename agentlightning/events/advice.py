@@ -75,9 +75,11 @@ def rewards_by_agent(spans: Sequence[Span]) -> dict[str, list[float]]:
     rewards: dict[str, list[float]] = {}
     for span in spans:
         value = reward_value_of(span)
+        if value is None or not math.isfinite(value):
+            continue
         roles = (above.attributes.get(f"{_TASK}agent_role") for above in upwards(span, by_id))
         agent = names.of(span) or next((str(role) for role in roles if role is not None), None)
-        if value is not None and math.isfinite(value) and agent is not None:
+        if agent is not None:
             rewards.setdefault(agent, []).append(value)
     return rewards
 

@@ -51,7 +51,7 @@ from agentlightning.semconv import (
 from agentlightning.types import AttributeValue, Span, TraceStatus
 from agentlightning.types.agents import agent_name
 from agentlightning.types.rewards import reward_payload_of, rewards_of
-from agentlightning.utils.json_values import MOST_DIGITS, parsed
+from agentlightning.utils.json_values import MOST_DIGITS, MOST_LEVELS, parsed
 
 # Attributes by which an event that was written as a span is read back as the same event.
 _ROLE: Final = "agentlightning.message.role"
@@ -84,14 +84,12 @@ class AgentNames:
         self._parents[span.span_id] = span.parent_id
 
     def of(self, span: Span) -> str | None:
-        """The agent of the span itself, or of the nearest span around it that names one."""
-        visited: set[str] = set()
+        """The agent of the span itself, or of the nearest span around it that names one, within `MOST_LEVELS`."""
         span_id: str | None = span.span_id
-        while span_id is not None and span_id not in visited:
-            if (name := self._named.get(span_id)) is not None:
+        for _ in range(MOST_LEVELS):  # parents may go round in a circle
+            if (name := self._named.get(span_id or "")) is not None:
                 return name
-            visited.add(span_id)
-            span_id = self._parents.get(span_id)
+            span_id = self._parents.get(span_id or "")
         return None
 
 

@@ -29,6 +29,7 @@ from agentlightning.events.event import (
 )
 from agentlightning.types.rewards import reward_value_of
 from agentlightning.types.tracer import Span
+from agentlightning.utils.json_values import MOST_LEVELS
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 Step: TypeAlias = Callable[[Iterable[AgentEvent]], Iterator[AgentEvent]]
@@ -335,11 +336,11 @@ def _conversation_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
 
 
 def upwards(span: Span | None, by_id: Mapping[str, Span]) -> Iterator[Span]:
-    """The span and those around it, from the inside."""
-    seen: set[str] = set()
-    while span is not None and span.span_id not in seen:
+    """The span and those around it, from the inside, `MOST_LEVELS` at most; a circle comes several times."""
+    for _ in range(MOST_LEVELS):
+        if span is None:
+            return
         yield span
-        seen.add(span.span_id)
         span = by_id.get(span.parent_id or "")
 
 

@@ -24,13 +24,15 @@ from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.algorithm.prompts.reflection import reflective_record
 from agentlightning.algorithm.sft.examples import Acceptance, examples_of
 from agentlightning.emitter import get_message_value, get_object_value
-from agentlightning.events.advice import suggestions
+from agentlightning.events.advice import rewards_by_agent, suggestions
+from agentlightning.events.event import StartEvent
 from agentlightning.events.spans import events_of_spans
-from agentlightning.events.views import by_agent, handovers, subtasks
+from agentlightning.events.views import by_agent, handovers, subtasks, upwards
 from agentlightning.llm_proxy.replay import _responses_in
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import EnqueueRolloutRequest, Rollout, Span
 from agentlightning.types.rewards import final_reward_of, named_rewards_of
+from agentlightning.utils.json_values import MOST_LEVELS
 from agentlightning.verdict.evidence import read_rollout
 from tests.adapter.spans import CHAT, reward, span
 
@@ -221,6 +223,17 @@ def test_a_real_reward_after_a_poisoned_output_counts(output: str) -> None:
 )
 def test_an_object_that_cannot_be_decoded_is_its_text(attributes: dict[str, Any], value: object) -> None:
     assert get_object_value(span("a", name="agentlightning.object", attributes=attributes)) == value
+
+
+def test_agents_are_sought_in_a_few_levels_of_a_trace_that_is_one_long_chain() -> None:
+    chain = [span("s0", attributes={"agent.name": "writer"}), *(span(f"s{n}", f"s{n - 1}") for n in range(1, 1000))]
+    ends = [span("reward", "s999", attributes={"agentlightning.reward.0.value": 1.0}), *chain]
+
+    agents = [event.agent for event in events_of_spans(chain) if isinstance(event, StartEvent)]
+
+    assert agents == ["writer"] * MOST_LEVELS + [None] * (1000 - MOST_LEVELS)
+    assert rewards_by_agent(ends) == {}
+    assert len(list(upwards(chain[-1], {one.span_id: one for one in chain}))) == MOST_LEVELS
 
 
 def test_a_crew_that_plans_without_end_is_not_believed() -> None:

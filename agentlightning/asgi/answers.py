@@ -44,7 +44,7 @@ def patience_seconds(size: int) -> float:
 
 class Answers:
     """An answer is taken to be as large as the largest of its kind before it, which is forgotten slowly; the first of a
-    kind is made alone."""
+    kind is made alone, and before others."""
 
     def __init__(self) -> None:
         self.making = Room(MOST_MADE)
@@ -56,7 +56,7 @@ class Answers:
     def room_for(self, kind: str) -> AbstractAsyncContextManager[None]:
         """Room for a large answer; small ones need none."""
         size = self._largest.get(kind, ROOM_BYTES)
-        return self._room.taken(size) if size > SMALL_BYTES else nullcontext()
+        return self._room.taken(size, is_next=kind not in self._largest) if size > SMALL_BYTES else nullcontext()
 
     def count(self, kind: str, size: int) -> None:
         """Remember the bytes that an answer had as JSON."""

@@ -48,18 +48,18 @@ class Room:
         self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def taken(self, amount: int) -> AsyncIterator[None]:
-        """Wait until so much is free, or all, and have it for the length of the block."""
+    async def taken(self, amount: int, *, is_next: bool = False) -> AsyncIterator[None]:
+        """Wait until so much is free, or all, before others if it `is_next`, and have it for the length of the block."""
         amount = min(amount, self.total)
         if self.waiting or amount > self.free:
             place = (amount, asyncio.get_running_loop().create_future())
-            self.waiting.append(place)
+            self.waiting.insert(0 if is_next else len(self.waiting), place)
             try:
                 await place[1]
             except asyncio.CancelledError:
                 if place in self.waiting:
                     self.waiting.remove(place)
-                else:
+                elif not place[1].cancelled():  # else it left the line without the room
                     self.give_back(amount)
                 raise
         else:

@@ -45,6 +45,23 @@ async def test_answers_take_turns_by_the_size_that_their_kind_had_before() -> No
     assert await most_at_once("spans") == 4
 
 
+async def test_the_first_of_a_kind_does_not_wait_for_those_that_wait_to_be_made() -> None:
+    answers, order, leave = Answers(), list[str](), asyncio.Event()
+    answers.count("spans", ROOM_BYTES)
+
+    async def answer(kind: str) -> None:
+        async with answers.room_for(kind):
+            order.append(kind)
+            await leave.wait()
+
+    tasks = [asyncio.create_task(answer(kind)) for kind in ("spans", "spans", "spans", "rollouts of few")]
+    await asyncio.sleep(0)
+    leave.set()
+    await asyncio.gather(*tasks)
+
+    assert order == ["spans", "rollouts of few", "spans", "spans"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "is_of_few"),
     [({"limit": 10}, True), ({"limit": "99"}, True), ({"limit": -1}, False), ({"limit": 100}, False), ([], False)],

@@ -122,6 +122,22 @@ async def test_room_is_given_in_the_order_of_requests() -> None:
     assert room.free == 10
 
 
+async def test_whoever_is_cancelled_in_the_moment_of_its_turn_takes_and_gives_nothing() -> None:
+    room, order, end = Room(10), [], asyncio.Event()
+    tasks = [asyncio.create_task(held(room, 10, end.wait, order)) for _ in range(4)]
+    await asyncio.sleep(0)
+
+    for task in tasks[:3]:  # the first has the room; the second and the third have their turn when it leaves
+        task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (len(order), room.free) == (2, 0)
+
+    end.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert room.free == 10
+
+
 MANY = 200_001
 REFUSED = (
     b"[" + b"[]," * MANY + b"[]]",

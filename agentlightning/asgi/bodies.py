@@ -49,7 +49,7 @@ class Room:
 
     @asynccontextmanager
     async def taken(self, amount: int, *, is_next: bool = False) -> AsyncIterator[None]:
-        """Wait until so much is free, or all, before others if it `is_next`, and have it for the length of the block."""
+        """Wait until so much is free, or all, before others if it `is_next`, and have it until the end of the block."""
         amount = min(amount, self.total)
         if self.waiting or amount > self.free:
             place = (amount, asyncio.get_running_loop().create_future())

@@ -24,6 +24,7 @@ from agentlightning.store.rollout_index import run_id_of
 from agentlightning.trainer.views import AttemptFailure, Figures, Sample, View
 from agentlightning.types import Notice, RolloutStatus
 from agentlightning.types.rewards import final_reward_of
+from agentlightning.utils.json_values import token_count
 from agentlightning.verdict import Verdict
 
 __all__ = ["Console"]
@@ -325,11 +326,11 @@ class Console:
             spans = []
         reward = final_reward_of(spans)
         counts = [
-            span.attributes.get(name)
+            token_count(span.attributes.get(name))
             for span in spans
             for name in ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens")
         ]
-        tokens = sum(int(count) for count in counts if isinstance(count, (int, float)) and math.isfinite(count))
+        tokens = sum(filter(None, counts))
         return Sample(rollout_id, status, reward if reward is not None and math.isfinite(reward) else None, tokens)
 
     async def _failures(self, rollout_id: str) -> list[AttemptFailure]:

@@ -20,6 +20,8 @@ MOST_LEVELS: Final = 200
 """Of lists and objects within each other, and of dotted names."""
 MOST_DIGITS: Final = 18
 """Of a whole number in a name or a text."""
+MOST_TOKENS: Final = 10**9
+"""Of one call; sums of more outgrow what stores and floats hold."""
 
 
 def is_encodable(value: object) -> bool:
@@ -64,3 +66,8 @@ def as_float(number: float, most: float = sys.float_info.max) -> float:
     if abs(number) > most:
         return math.inf if number > 0 else -math.inf
     return float(number)
+
+
+def token_count(value: object) -> int | None:
+    """How many tokens a call says that it read or wrote; None if no call can."""
+    return int(value) if isinstance(value, (int, float)) and 0 <= value <= MOST_TOKENS else None

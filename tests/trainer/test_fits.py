@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm import Algorithm, Baseline, algo
+from agentlightning.emitter import emit_annotation
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ClientServerExecutionStrategy
-from agentlightning.litagent import LitAgent
+from agentlightning.litagent import LitAgent, rollout
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreServer, SqliteLightningStore
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer
@@ -314,6 +315,20 @@ def test_a_runner_that_cannot_start_fails_the_fit() -> None:
     with pytest.raises(ValueError, match="no worker today"):
         trainer.fit(Halving(), [1])
     assert [run.status for run in runs_of(trainer.store)] in (["failed"], ["stopped"])
+
+
+@pytest.mark.parametrize("count", [2**63 - 1, 1.7e308, -1, "many"])
+def test_tokens_that_no_call_can_have_are_not_counted(count: Any) -> None:
+    @rollout
+    def forging(task: Any) -> float:
+        emit_annotation({"gen_ai.usage.prompt_tokens": count, "gen_ai.usage.completion_tokens": 2})
+        return 1.0
+
+    store = InMemoryLightningStore()
+    a_trainer(store=store, tracer=OtelTracer(), progress="json").fit(forging, [1, 2, 3])
+
+    (run,) = runs_of(store)
+    assert (run.status, run.summary["tokens"]) == ("succeeded", 6)
 
 
 def test_a_run_reports_while_the_algorithm_blocks_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:

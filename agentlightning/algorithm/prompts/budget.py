@@ -23,15 +23,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from agentlightning.adapter.calls import response_id_of
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.budgets import Prices
-from agentlightning.utils.json_values import JsonMapping
+from agentlightning.utils.json_values import JsonMapping, token_count
 from agentlightning.utils.spelling import suggests_arguments
 
 logger = logging.getLogger(__name__)
 
 _READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
-_RESPONSE_ID = "gen_ai.response.id"
 
 
 class BudgetSpent(TrainingError):
@@ -222,7 +222,7 @@ class Ledger:
             ]
             if not names and _WRITTEN not in attributes:
                 continue
-            call = attributes.get(_RESPONSE_ID) or number
+            call = response_id_of(attributes) or number
             if cost_of_call.get(call) is None:
                 model = next((name for name in names if name in self.budget.prices), None)
                 cost_of_call[call] = self._price(model, attributes.get(_READ), attributes.get(_WRITTEN))
@@ -231,10 +231,11 @@ class Ledger:
 
     def _price(self, model: str | None, read: object, written: object) -> Fraction | None:
         """None if it cannot be told, and matters."""
-        if model is None or not isinstance(read, (int, float)) or not isinstance(written, (int, float)):
+        n_read, n_written = token_count(read), token_count(written)
+        if model is None or n_read is None or n_written is None:
             return None if self.budget.cost is not None else Fraction(0)
         prices = self.budget.prices.get(model, Prices())
-        return _exact(prices.read) * int(read) + _exact(prices.written) * int(written)
+        return _exact(prices.read) * n_read + _exact(prices.written) * n_written
 
     # ------------------------------------------------------------------ calls
 

@@ -153,6 +153,16 @@ async def test_a_call_that_tracer_and_proxy_recorded_costs_once() -> None:
     assert ledger.cost == 0.013
 
 
+@pytest.mark.parametrize("count", [float("nan"), float("inf"), 1e308, -(2**63), "many", [1]], ids=str)
+async def test_a_count_that_no_call_can_have_is_charged_as_unknown(count: Any) -> None:
+    ledger = Ledger(budget(1.0, rollout_cost=0.1))
+
+    trace = [attributes(count, 1, **{"gen_ai.response.id": ["a", "b"]}), attributes(3, 1)]
+    ledger.end_rollouts(await ledger.take_rollouts(1), [trace])
+
+    assert ledger.cost == 0.1
+
+
 async def test_after_a_broken_promise_nothing_that_costs_begins(caplog: pytest.LogCaptureFixture) -> None:
     ledger = Ledger(budget(1.0, rollout_cost=0.1))
     free = Ledger(OptimisationBudget(prices=PRICES))

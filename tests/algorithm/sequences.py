@@ -12,6 +12,7 @@ def token_sequence(
     *turns: tuple[Sequence[int], Sequence[int]],
     logprobs: Sequence[Sequence[float | None]] | None = None,
     version: str | None = None,
+    versions: Sequence[str | None] | None = None,
     ended: Sequence[FinishReason | None] | None = None,
     rewards: Sequence[float | None] | None = None,
 ) -> TokenSequence:
@@ -23,7 +24,7 @@ def token_sequence(
         ids += [*given, *sampled]
         columns["loss_mask"] += [0] * len(given) + [1] * len(sampled)
         columns["logprobs"] += [*[None] * len(given), *known]
-        columns["weights_versions"] += [None] * len(given) + [version] * len(sampled)
+        columns["weights_versions"] += [None] * len(given) + [versions[turn] if versions else version] * len(sampled)
         call: dict[str, Any] = {"span_id": f"s{turn}", "start": len(ids) - len(sampled), "end": len(ids)}
         call |= {"finish_reason": ended[turn] if ended else "stop", "reward": rewards[turn] if rewards else None}
         columns["calls"].append(SampledCall(**call))

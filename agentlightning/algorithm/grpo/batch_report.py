@@ -49,6 +49,8 @@ class BatchReport:
     """The last reason, by the rollout of which something was skipped."""
     calls_left_out: dict[str, dict[str, str]] = field(default_factory=dict)
     """The reasons of single calls, by rollout and span."""
+    tokens_by_version: Counter[int] = field(default_factory=Counter)
+    """Chosen tokens of the samples, by the version of the weights that chose them, where it is known."""
     errors: Counter[str] = field(default_factory=Counter)
     """What failed rollouts said."""
     same: list[SameGroup] = field(default_factory=list)
@@ -97,6 +99,8 @@ class BatchReport:
         if versions and self.current_version is not None:
             found["staleness/mean"] = self.current_version - fmean(versions)
             found["staleness/max"] = self.current_version - min(versions)
+            for version, tokens in self.tokens_by_version.items():
+                found[f"staleness/tokens_{self.current_version - version}"] = tokens
         return found | {f"skipped/{reason.value}": float(self.skipped[reason]) for reason in Skipped}
 
     def words(self) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.objective import (
+    SQUARE,
     ChosenTokens,
     Loss,
     divergence,
@@ -230,8 +231,7 @@ class Learner:
         for row in rows:
             row.old_logprobs = row.engine_logprobs
         if self.settings.objective == "policy":
-            is_capped = self.settings.cap is not None
-            unknown = [row for row in rows if is_capped or row.engine_logprobs is None]
+            unknown = [row for row in rows if self.settings.corrects_engine or row.engine_logprobs is None]
             for row, logprobs in self.evaluated(unknown):
                 row.old_logprobs = logprobs
         if self._reference is not None:
@@ -336,7 +336,7 @@ class Learner:
 
         old = column([row.old_logprobs for row in pack.rows])
         engine: Tensor | None = None
-        if self.settings.cap is not None:
+        if self.settings.corrects_engine:
             engine = column(
                 [row.old_logprobs if row.engine_logprobs is None else row.engine_logprobs for row in pack.rows]
             )
@@ -412,6 +412,9 @@ class Figures:
             **{name: total / self._tokens for name, total in self._sums.items()},
             **self._maxima,
         }
+        square = found.pop(SQUARE, 0.0)
+        if square > 0:  # the number of tokens of equal weight that would say as much, as a share of all
+            found["effective_share"] = found["weight"] ** 2 / square
         return {f"learner/{name}": value for name, value in found.items()}
 
 

@@ -10,7 +10,7 @@ For a token with the ratio r of its new to its old probability, the log-probabil
     clipped    : -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); where A < 0, not above -dual_clip A
     cispo      : -clip(r, 1 - clip_low, 1 + clip_high) A p, where the clipped ratio is a constant
     likelihood : -A p
-    importance : times min(old / engine, importance_cap), a constant
+    importance : times min(old / engine, importance_cap), a constant; 0 for sequences outside of importance_band
     minimised  = sum of coefficient (loss importance + kl_coefficient KL - entropy_coefficient entropy)
 
 At the level of sequences (GSPO), r is the geometric mean of the ratios of a sequence, the same for all its tokens. KL
@@ -33,6 +33,8 @@ from agentlightning.errors import ConfigurationError
 
 MAX_LOG_RATIO: Final = 20.0
 """Logarithms of ratios beyond this are cut before they are raised, so that no ratio is infinite."""
+SQUARE: Final = "weight_square"
+"""The figure from which, with that of weights, the effective size of the sample follows."""
 MAXIMUM: Final = "_max"
 """How names of figures end of which the largest is shown; of the others it is the mean over all tokens."""
 
@@ -212,17 +214,37 @@ def _checked_losses(loss: LossFunction, tokens: ChosenTokens) -> tuple[Tensor, M
     return losses, {what: column.detach() for what, column in figures.items()}
 
 
+def importance_weights(
+    tokens: ChosenTokens, engine_logprobs: Tensor, settings: LearnerSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """[k], what each token counts because the engine found it more or less likely than the learner; and figures."""
+    log_ratios = tokens.old_logprobs - engine_logprobs
+    means = tokens.sequence_means(log_ratios)
+    chosen = means * tokens.lengths[tokens.sequences] if settings.importance_level == "sequence" else log_ratios
+    importance = chosen.clamp(max=MAX_LOG_RATIO).exp()
+    figures = {"importance": importance, "importance_max": importance}
+    weights = torch.ones_like(importance)
+    if settings.cap is not None:
+        weights = importance.clamp(max=settings.cap)
+        figures["importance_capped"] = importance > settings.cap
+    if settings.importance_band is not None:
+        low, high = settings.importance_band
+        is_within = (means.exp() >= low) & (means.exp() <= high)
+        weights = torch.where(is_within, weights, 0.0)
+        figures["importance_masked"] = ~is_within
+    return weights, figures | {"weight": weights, SQUARE: weights.square()}
+
+
 def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
     """The loss of some sequences of a minibatch; the losses of all of them add up to that of the minibatch."""
     losses, own_figures = token_losses(tokens, settings)
     figures = dict(own_figures)
     if settings.objective == "policy":
         figures["kl_to_old"] = divergence(tokens.log_ratios.detach())
-    if tokens.engine_logprobs is not None and settings.cap is not None:
-        importance = (tokens.old_logprobs - tokens.engine_logprobs).clamp(max=MAX_LOG_RATIO).exp()
-        losses = losses * importance.clamp(max=settings.cap)
-        figures |= {"importance": importance, "importance_max": importance}
-        figures["importance_capped"] = importance > settings.cap
+    if tokens.engine_logprobs is not None and settings.corrects_engine:
+        weights, of_importance = importance_weights(tokens, tokens.engine_logprobs, settings)
+        losses = losses * weights
+        figures |= of_importance
     if tokens.reference_logprobs is not None:
         kl = kl_estimate(tokens.logprobs, tokens.reference_logprobs, settings.kl_estimator)
         if settings.kl_estimator == "k1":

@@ -12,6 +12,7 @@ answer. Other sequences of the rollout stay. The finish reason of its call says 
 that has none counts as whole, unless it is to be guessed from its last token.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -362,6 +363,8 @@ class _Sieve:
             if reason is not None:
                 self.report.skip(outcome.rollout_id, reason, sequence.calls)
                 continue
+            for version, tokens in Counter(sequence.weights_versions).items():
+                self.report.tokens_by_version.update(dict.fromkeys(version_numbers([version]), tokens))
             self.report.without_finish_reason += any(call.finish_reason is None for call in sequence.calls)
             samples.append(
                 Sample(

@@ -41,6 +41,7 @@ Credit = Literal["rollout", "turn"]
 _CHOICES: Final = {
     "objective": Objective,
     "level": RatioLevel,
+    "importance_level": RatioLevel,
     "aggregate": Aggregate,
     "kl_estimator": KlEstimator,
     "precision": Precision,
@@ -115,6 +116,12 @@ class LearnerSettings:
     by how much likelier the learner finds it than the engine that sampled it did, up to the cap. None takes ratios to
     the engine's log-probabilities. "auto" is 2 where vLLM or another foreign engine samples, whose arithmetic differs
     from the learner's, and else None."""
+    importance_level: RatioLevel = "token"
+    """Whether a token's weight is its own, or that of its sequence: the product of the ratios of all its tokens. Either
+    is cut at `importance_cap`."""
+    importance_band: tuple[float, float] | None = None
+    """Leave out sequences whose tokens the learner finds, in the geometric mean, less or more likely than the engine
+    did by factors outside of this band, such as (0.8, 1.25)."""
     precision: Precision = "full"
     """"bf16" computes in 16 bits where torch's autocast finds it safe; the weights stay as they are."""
     gradient_checkpointing: bool | None = None
@@ -185,6 +192,8 @@ class LearnerSettings:
             ("importance_cap", cap == "auto" or not isinstance(cap, str), "'auto', None or above 0"),
             ("warmup_ratio", self.warmup_ratio <= 1, "at most 1"),
         ]
+        if (band := self.importance_band) is not None:
+            rules.append(("importance_band", 0 <= band[0] < 1 < band[1], "two factors, one below and one above 1"))
         if self.processes > 1:
             rules.append(("optimiser", self.optimiser == "adamw", "'adamw' where there are several processes"))
             rules.append(("loss", not callable(self.loss), "'clipped' or 'cispo' where there are several processes"))
@@ -201,6 +210,11 @@ class LearnerSettings:
     def cap(self) -> float | None:
         """`importance_cap`, where "auto" that nobody decided is None."""
         return None if isinstance(self.importance_cap, str) else self.importance_cap
+
+    @property
+    def corrects_engine(self) -> bool:
+        """Whether tokens are weighted or left out by what the engine found instead of the learner."""
+        return self.cap is not None or self.importance_band is not None
 
     def for_engine(self, *, is_embedded: bool) -> Self:
         """The same with "auto" decided."""

@@ -13,6 +13,7 @@ from agentlightning.algorithm.grpo.objective import (
     Loss,
     cispo_loss,
     clipped_loss,
+    importance_weights,
     kl_estimate,
     policy_loss,
     sequence_coefficients,
@@ -219,6 +220,45 @@ def test_k3_is_never_negative_and_k1_and_k3_have_the_same_mean_under_the_policy(
     assert bool((k3 >= 0).all())
     torch.testing.assert_close((own.exp() * k1).sum(), exact)
     torch.testing.assert_close((own.exp() * k3).sum(), exact)
+
+
+# ---------------------------------------------------------------------- importance
+
+
+def test_importance_by_token_by_sequence_and_masked_is_that_of_plain_python() -> None:
+    ratios = [[1.5, 0.5, 1.2], [3.0, 1.1], [0.2, 0.9, 0.4, 0.8]]
+    lengths = list(map(len, ratios))
+    engine = torch.zeros(sum(lengths), dtype=torch.float64)
+    tokens = replace(
+        some_tokens(),
+        old_logprobs=torch.tensor([math.log(ratio) for own in ratios for ratio in own], dtype=torch.float64),
+        sequences=torch.arange(3).repeat_interleave(torch.tensor(lengths)),
+        coefficients=torch.ones(3, dtype=torch.float64),
+    )
+
+    def weights(**options: object) -> list[float]:
+        settings = LearnerSettings(**{"importance_cap": None, **options})  # type: ignore[arg-type]
+        found, figures = importance_weights(tokens, engine, settings)
+        assert (figures["weight"] == found).all()
+        return found.tolist()
+
+    products = [math.prod(own) for own in ratios]
+    means = [product ** (1 / length) for product, length in zip(products, lengths, strict=True)]
+    assert weights(importance_cap=1.4) == pytest.approx([min(one, 1.4) for own in ratios for one in own])
+    assert weights(importance_cap=2.0, importance_level="sequence") == pytest.approx(
+        [min(product, 2.0) for product, length in zip(products, lengths, strict=True) for _ in range(length)]
+    )
+    kept = [0.6 <= mean <= 1.5 for mean in means]
+    assert kept == [True, False, False]
+    assert weights(importance_band=(0.6, 1.5)) == [
+        float(is_kept) for is_kept, own in zip(kept, ratios, strict=True) for _ in own
+    ]
+
+
+@pytest.mark.parametrize("band", [(1.1, 2.0), (0.5, 0.9), (-1.0, 2.0)])
+def test_a_band_that_leaves_out_the_unchanged_is_refused(band: tuple[float, float]) -> None:
+    with pytest.raises(ConfigurationError, match="one below and one above 1"):
+        LearnerSettings(importance_band=band)
 
 
 # ---------------------------------------------------------------------- loss functions

@@ -13,6 +13,7 @@ from agentlightning.algorithm.grpo import LearnerSettings, SampleSettings  # noq
 from agentlightning.algorithm.grpo.advantages import ComparedReward  # noqa: E402
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.objective import ChosenTokens, clipped_loss  # noqa: E402
+from agentlightning.algorithm.grpo.packing import Row  # noqa: E402
 from agentlightning.algorithm.grpo.samples import batch_of  # noqa: E402
 from agentlightning.algorithm.grpo.tasks import ShuffledTasks  # noqa: E402
 from agentlightning.errors import ConfigurationError  # noqa: E402
@@ -64,6 +65,38 @@ def test_the_built_in_loss_as_a_function_learns_the_same() -> None:
 
     for name, weight in built_in.trainable().items():
         torch.testing.assert_close(weight, own.trainable()[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("most", [4096, 12])
+def test_the_effective_share_of_the_sample_is_that_of_its_weights(most: int) -> None:
+    made = batch(rollouts(SmallModel(), REWARDS, spread=0.6), SampleSettings())
+    learner = Learner(SmallModel(), LearnerSettings(importance_cap=1.2, minibatches=1, max_batch_tokens=most))
+    rows = [Row.of(sample, learner.model) for sample in made.samples]
+    own = {id(row): logprobs for row, logprobs in learner.evaluated(rows)}
+    weights = torch.cat([(own[id(row)] - row.engine_logprobs).exp().clamp(max=1.2) for row in rows])
+
+    metrics = learner.update(made.samples, made.sampled)
+
+    assert metrics["learner/effective_share"] == pytest.approx(
+        float(weights.sum() ** 2 / (weights.square().sum() * len(weights))), rel=1e-6
+    )
+    assert 0.5 < metrics["learner/effective_share"] < 0.999
+
+
+def test_tokens_are_counted_by_the_age_of_their_weights() -> None:
+    sequences = [
+        token_sequence(([1], [2, 3]), ([4], [5]), versions=["3", "5"]),
+        token_sequence(([1], [2, 3, 4]), versions=["5"]),
+    ]
+    made = batch_of(
+        [outcome("a", float(number), sequence) for number, sequence in enumerate(sequences)],
+        SampleSettings(),
+        current_version=5,
+    )
+
+    figures = made.report.metrics()
+
+    assert (figures["staleness/tokens_0"], figures["staleness/tokens_2"], figures["staleness/max"]) == (4, 2, 2)
 
 
 # ---------------------------------------------------------------------- advantage

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agentlightning.errors import NotAllowed, NotFound, QuotaExceeded, StoreError, StoreUnavailable
@@ -25,15 +25,27 @@ from agentlightning.instrumentation.otel_internals import suppress as suppress_i
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Span
+from agentlightning.utils.retries import RetryPolicy, doubling, retry
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS: Final = 0.05
-LONGEST_PAUSE_SECONDS: Final = 2.0
 MOST_TRIES: Final = 3
 """Of a batch whose store raises what is neither a refusal nor an outage."""
 THREAD_FROM_BYTES: Final = 1024**2
 """The spans of larger items are made in a thread."""
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the store was asked, and will never take a batch."""
+    return isinstance(error, (StoreError, ValueError, TypeError)) and not isinstance(error, StoreUnavailable)
+
+
+_POLICY: Final = RetryPolicy(
+    is_passing=lambda error: not _is_refusal(error),
+    delays=doubling(0.05, 2.0),
+    # Stores of others raise what their networks raise when they cannot be reached.
+    is_outage=lambda error: isinstance(error, (StoreUnavailable, OSError, asyncio.TimeoutError)),
+)
 
 
 @dataclass(frozen=True)
@@ -247,30 +259,28 @@ class Shipper:
 
     # ------------------------------------------------------------------ storing
 
-    async def ship(self, items: Sequence[PendingItem], tries: int = 0) -> None:
-        """Store or lose each item, however long the store is away; items that are settled meanwhile are left out."""
-        pause = FIRST_PAUSE_SECONDS
-        while items := [item for item in items if not item.is_settled]:
+    async def ship(self, items: Sequence[PendingItem], tries: int = MOST_TRIES) -> None:
+        """Store or lose each item, however long the store is away; items that are settled meanwhile are left out.
+
+        `tries` bounds failures that are neither a refusal nor an outage."""
+
+        async def store() -> None:
             try:
-                await self._store(items)
-            except Exception as error:  # noqa: BLE001 # whatever a store raises must not end the loop
-                tries += 1
-                is_unavailable = isinstance(error, StoreUnavailable)
-                is_refusal = isinstance(error, (StoreError, ValueError, TypeError)) and not is_unavailable
-                # Stores of others raise what their networks raise when they cannot be reached.
-                is_outage = is_unavailable or isinstance(error, (OSError, asyncio.TimeoutError))
-                if is_refusal or (tries >= MOST_TRIES and not is_outage):
-                    await self._sort_out(items, error)
-                    return
-                if not self._has_warned_of_outage:
+                await self._store([item for item in items if not item.is_settled])
+            except Exception as error:
+                if not _is_refusal(error) and not self._has_warned_of_outage:
                     self._has_warned_of_outage = True
                     text = "Spans wait because the store cannot take them: %s: %s; trying again."
                     logger.warning(text, type(error).__name__, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-            else:
-                self._has_warned_of_outage = False
-        self._note_progress()
+                raise
+
+        try:
+            await retry(store, replace(_POLICY, tries=tries))
+        except Exception as error:  # noqa: BLE001 # whatever a store raises must not end the loop
+            await self._sort_out([item for item in items if not item.is_settled], error)
+        else:
+            self._has_warned_of_outage = False
+            self._note_progress()
 
     async def _store(self, items: Sequence[PendingItem]) -> None:
         """Store a batch; may be repeated after a failure, because the store keeps one span of each id."""
@@ -303,7 +313,7 @@ class Shipper:
             return
         half = len(items) // 2
         for part in (items[:half], items[half:]):
-            await self.ship(part, MOST_TRIES - 1)
+            await self.ship(part, tries=1)
 
     def _note_progress(self) -> None:
         self.is_stalled = False

@@ -7,26 +7,23 @@ write.
 
 import asyncio
 import inspect
-import json
 import os
-import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, most_tokens_read
 from agentlightning.algorithm.prompts.results import logger_of
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.llm_proxy.backends.backend_call import retry_after_seconds
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.network_errors import unanswered_address
+from agentlightning.utils.retries import RetryPolicy, doubling, retry, retry_after_seconds
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 TRIES: Final = 6
 _REFUSED: Final = range(400, 500)
-
 
 ReflectionModel = Callable[[str], "str | None | Awaitable[str | None]"]
 """A model as a function, plain or async: the question in, the answer out."""
@@ -83,27 +80,25 @@ class OptimiserModel:
         client: Any = self.client
         client = client.with_options(max_retries=0) if hasattr(client, "with_options") else client
         most_read = most_tokens_read(messages) if self.ledger.budget.cost is not None else 0
-        for number in range(1, TRIES + 1):
+
+        async def request() -> str | None:
             hold = await self.ledger.take_call(model, most_read)
-            request = {"model": model, "messages": messages, "temperature": temperature, **self._limit()}
+            body = {"model": model, "messages": messages, "temperature": temperature, **self._limit()}
             try:
-                return _text_of(model, await self._request(client, request, hold))
+                return _text_of(model, await self._request(client, body, hold))
             except Exception as error:
-                is_status = isinstance(getattr(error, "status_code", None), int)
-                # A JSONDecodeError is of a server that sends something else as JSON.
-                if not (
-                    is_status
-                    or isinstance(error, json.JSONDecodeError)
-                    or type(error).__name__ in ("APIConnectionError", "APITimeoutError")
-                ):
-                    raise
-                delay = 0.0 if self._takes_other_limit(error) else _delay(error, number)
-                if delay is None or number == TRIES:
-                    raise OptimiserFailed(f"Model '{model}' did not answer: {_described(error)}") from error
-                busy = "Model %s is busy (%s); next try in %.1f s."
-                logger_of(self._algorithm).info(busy, model, _described(error), delay)
-            await self._sleep(delay)
-        raise AssertionError("the last try returns or raises")
+                if self._takes_other_limit(error):
+                    return await request()
+                if _is_passing(error):
+                    logger_of(self._algorithm).info("Model %s is busy: %s", model, _described(error))
+                raise
+
+        try:
+            return await retry(request, _POLICY, sleep=self._sleep)
+        except Exception as error:
+            if not _is_of_model(error):
+                raise
+            raise OptimiserFailed(f"Model '{model}' did not answer: {_described(error)}") from error
 
     async def _call_function(self, model: str, messages: Any) -> str | None:
         hold = await self.ledger.take_call(model)
@@ -135,9 +130,8 @@ class OptimiserModel:
 
     def _takes_other_limit(self, error: Exception) -> bool:
         """Whether a request was refused for the name of its limit; the next one has another, if there is one."""
-        if not self._limit() or len(self._limit_names) < 2 or getattr(error, "status_code", None) not in _REFUSED:
-            return False
-        if self._limit_names[0] not in str(error):
+        is_refused = len(self._limit_names) > 1 and getattr(error, "status_code", None) in _REFUSED
+        if not (self._limit() and is_refused and self._limit_names[0] in str(error)):
             return False
         del self._limit_names[0]
         return True
@@ -169,13 +163,22 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line}{unanswered_address(error)}"
 
 
-def _delay(error: Exception, number: int) -> float | None:
-    """Seconds until the next try; None if another will not help."""
+def _is_of_model(error: Exception) -> bool:
+    """Whether a request failed, as opposed to what made it; a JSONDecodeError is of a server that sends no JSON."""
+    is_network = type(error).__name__ in ("APIConnectionError", "APITimeoutError", "JSONDecodeError")
+    return is_network or isinstance(getattr(error, "status_code", None), int)
+
+
+def _is_passing(error: Exception) -> bool:
     status = getattr(error, "status_code", None)
-    if status is not None and status not in {408, 409, 425, 429, 500, 502, 503, 504, 529}:
-        return None
-    wanted = retry_after_seconds(getattr(getattr(error, "response", None), "headers", None) or {})
-    if wanted is not None:
-        return wanted if wanted <= 600.0 else None
-    delay: float = min(60.0, 0.5 * 2 ** (number - 1))
-    return delay * random.uniform(0.75, 1.25)
+    may_pass = _is_of_model(error) and status in {None, 408, 409, 425, 429, 500, 502, 503, 504, 529}
+    return may_pass and (_requested_seconds(error) or 0.0) <= 600.0
+
+
+def _requested_seconds(error: Exception) -> float | None:
+    return retry_after_seconds(getattr(getattr(error, "response", None), "headers", None) or {})
+
+
+_POLICY: Final = RetryPolicy(
+    is_passing=_is_passing, delays=doubling(0.5, 60.0), tries=TRIES, requested_seconds=_requested_seconds, jitter=0.25
+)

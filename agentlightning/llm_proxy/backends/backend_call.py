@@ -3,18 +3,16 @@
 Also the rules over statuses and headers that decide whether a call is tried again, and when.
 """
 
-import contextlib
-import email.utils
 import hashlib
 import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
 from agentlightning.llm_proxy.backends.backend import Backend, BackendUnavailable, DeadlineExceeded, Try
 from agentlightning.llm_proxy.backends.backend_state import BackendState, first_line
+from agentlightning.utils.retries import retry_after_seconds
 
 FIRST_BACKOFF_SECONDS: Final = 0.5
 LONGEST_BACKOFF_SECONDS: Final = 8.0
@@ -30,6 +28,14 @@ class PreparedRequest(NamedTuple):
     body: bytes
     headers: Mapping[str, str] = {}
     """On top of the backend's own, which win."""
+
+
+class TryAgain(Exception):
+    """A try failed, and another follows; raised for the retry loop, never to a caller."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
 
 
 class BackendCall(ABC):
@@ -187,17 +193,3 @@ def requested_hold_seconds(status: int, headers: Mapping[str, str]) -> float:
         return 0.0
     # No backend is left alone for more than an hour, whatever its `retry-after` says.
     return min(retry_after_seconds(headers) or 0.0, 3600.0)
-
-
-def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """How long a server asks to wait, in seconds, milliseconds or by a date; None if it does not say."""
-    text = headers.get("retry-after", "")
-    for value, unit in ((headers.get("retry-after-ms", ""), 1e-3), (text, 1.0)):
-        with contextlib.suppress(ValueError):
-            return max(0.0, float(value) * unit)  # 0 for what is not a number
-    try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except (TypeError, ValueError):
-        return None
-    seconds = (moment.replace(tzinfo=moment.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds()
-    return max(0.0, seconds)

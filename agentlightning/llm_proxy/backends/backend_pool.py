@@ -8,6 +8,7 @@ version or another name of the model is the same one; queued calls go out under 
 
 import asyncio
 import logging
+import math
 import operator
 import weakref
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,7 @@ from agentlightning.llm_proxy.backends.backend import (
 )
 from agentlightning.llm_proxy.backends.backend_call import (
     BackendCall,
+    TryAgain,
     is_retryable,
     requested_hold_seconds,
 )
@@ -36,6 +38,7 @@ from agentlightning.llm_proxy.backends.connection import (
     SendFailure,
 )
 from agentlightning.utils.deadline import within
+from agentlightning.utils.retries import RetryPolicy, retry
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,12 @@ DEFAULT_DEADLINE_SECONDS: Final = 600.0
 HEALTH_CHECK_INTERVAL_SECONDS: Final = 1.0
 _REDIRECTS: Final = range(300, 400)
 _SERVER_ERRORS: Final = 500
+_AGAIN: Final = RetryPolicy(
+    is_passing=lambda error: isinstance(error, TryAgain),
+    delays=(0.0,),
+    tries=math.inf,  # a call counts its own, and not all of them
+    requested_seconds=lambda error: error.seconds if isinstance(error, TryAgain) else None,
+)
 
 
 class BackendPool:
@@ -197,27 +206,26 @@ class BackendPool:
             ends_at=self._clock.now() + self._deadline_seconds if call.deadline is None else call.deadline,
             num_retries=self._num_retries,
         )
-        while True:
-            state = await self._acquire(call)
-            response = await self._try(call, state)
-            if response is not None:
-                return response
+
+        async def attempt() -> BackendResponse:
             self._refresh(call)
+            return await self._try(call, await self._acquire(call))
+
+        return await retry(attempt, _AGAIN, sleep=self._clock.sleep)
 
     async def _acquire(self, call: BackendCall) -> BackendState:
         """The backend of the next try, with a place in its limits."""
-        while True:
-            now = self._clock.now()
-            if self._is_closed:
-                raise call.closing()
-            if now >= call.ends_at:
-                raise call.deadline_exceeded(f"before a backend of '{call.model}' was called")
-            state = call.choose(now)
-            if state is None:
-                await self._pause(call)
-            elif state.admission.try_acquire(now) or await self._wait_for(call, state, now):
-                return state
-            self._refresh(call)
+        now = self._clock.now()
+        if self._is_closed:
+            raise call.closing()
+        if now >= call.ends_at:
+            raise call.deadline_exceeded(f"before a backend of '{call.model}' was called")
+        state = call.choose(now)
+        if state is None:
+            raise self._next_try(call)
+        if state.admission.try_acquire(now) or await self._wait_for(call, state, now):
+            return state
+        raise TryAgain(0.0)
 
     async def _wait_for(self, call: BackendCall, state: BackendState, now: float) -> bool:
         """Wait in a backend's queue; False if another backend may be better now."""
@@ -239,17 +247,14 @@ class BackendPool:
         except (UnknownModel, VersionNotServed):
             return
 
-    async def _pause(self, call: BackendCall) -> None:
-        """Wait before the next try; raise if there shall be none."""
+    def _next_try(self, call: BackendCall) -> Exception:
+        """What to raise so that the call is tried again, or why it shall not be."""
         now = self._clock.now()
         seconds = call.next_pause(now)
-        if seconds is None:
-            raise call.unavailable(now)
-        if seconds > 0:
-            await self._clock.sleep(seconds)
+        return call.unavailable(now) if seconds is None else TryAgain(seconds)
 
-    async def _try(self, call: BackendCall, state: BackendState) -> BackendResponse | None:
-        """One try; None if there shall be another."""
+    async def _try(self, call: BackendCall, state: BackendState) -> BackendResponse:
+        """One try; `TryAgain` if there shall be another."""
         began = self._clock.now()
         state.breaker.begin(began)
         try:
@@ -263,7 +268,7 @@ class BackendPool:
             call.unfit.append(state)
             if not call.fit:
                 raise
-            return None
+            raise TryAgain(0.0) from None
         except BaseException:
             state.abandon()
             raise
@@ -273,8 +278,7 @@ class BackendPool:
             await outcome.close()
             message = f"redirects elsewhere ({outcome.status}): give the final address as api_base"
             outcome = SendFailure(message, "garbled")
-        await self._failed(call, state, outcome)
-        return None
+        raise self._failed(call, state, outcome)
 
     def _timed_out(self, call: BackendCall, state: BackendState, began: float) -> Exception:
         """The deadline passed; that is the backend's failure if it had most of its own time-out."""
@@ -288,8 +292,8 @@ class BackendPool:
             state.abandon()
         return call.deadline_exceeded(f"while waiting for backend '{state}' to answer")
 
-    async def _failed(self, call: BackendCall, state: BackendState, failure: SendFailure) -> None:
-        """Prepare the next try after one without a response, or raise."""
+    def _failed(self, call: BackendCall, state: BackendState, failure: SendFailure) -> Exception:
+        """What to raise after a try without a response."""
         call.note(state, failure.message)
         if failure.kind == "stale":
             state.abandon()
@@ -298,14 +302,13 @@ class BackendPool:
             state.fail(failure.message, unreachable=failure.kind in ("refused", "dropped"))
             state.admission.release()
         if self._is_closed:
-            raise call.closing()
+            return call.closing()
         self._refresh(call)
-        if not call.use_free_retry(failure.kind, self._clock.now()):
-            await self._pause(call)
+        return TryAgain(0.0) if call.use_free_retry(failure.kind, self._clock.now()) else self._next_try(call)
 
     async def _responded(
         self, call: BackendCall, state: BackendState, backend: Backend, head: ResponseHead
-    ) -> BackendResponse | None:
+    ) -> BackendResponse:
         """Hand a response on, or drop it for another try."""
         message = f"answered {head.status} {head.reason}".rstrip()
         call.note(state, message)
@@ -325,7 +328,5 @@ class BackendPool:
             if pause is not None:
                 state.admission.release()
                 await head.close()
-                if pause > 0:
-                    await self._clock.sleep(pause)
-                return None
+                raise TryAgain(pause)
         return BackendResponse(head, state, backend=backend, call=call, large_answers=self._large_answers)

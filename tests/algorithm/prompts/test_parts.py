@@ -53,7 +53,7 @@ async def test_a_rate_limit_that_ends_at_a_date_is_waited_for() -> None:
 
 
 async def test_after_the_last_try_it_fails() -> None:
-    model, waits = optimiser(ApiError(429, retry_after="0"))
+    model, waits = optimiser(ApiError(429, retry_after="1"))
     with pytest.raises(OptimiserFailed, match="status 429"):
         await model.ask("m", [], 1.0)
     assert (model.ledger.model_calls, len(waits)) == (TRIES, TRIES - 1)

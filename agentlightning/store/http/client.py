@@ -7,12 +7,13 @@ server, over the live channel, and goes on by itself after an outage.
 
 import asyncio
 import logging
-import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -26,13 +27,7 @@ from agentlightning.errors import (
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.http.codec import codec_of
 from agentlightning.store.http.connection import Address, ClientConnection, RemoteSubscription, Transport
-from agentlightning.store.http.retries import (
-    DEFAULT_HEALTH_RETRY_DELAYS,
-    DEFAULT_OUTAGE_SECONDS,
-    DEFAULT_RETRY_DELAYS,
-    RetryPolicy,
-    is_passing,
-)
+from agentlightning.store.http.failures import given_up, has_waited, is_outage, is_passing
 from agentlightning.store.notices import checked_kinds
 from agentlightning.store.operations import ALL_ITEMS, Operation, forward_operations, operations_of
 from agentlightning.types import (
@@ -45,10 +40,13 @@ from agentlightning.types import (
 )
 from agentlightning.utils import id as ids
 from agentlightning.utils.once import fork_handlers
+from agentlightning.utils.retries import RetryPolicy, retry
 
 __all__ = ["LightningStoreClient"]
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 _NEW_IDS: dict[str, Callable[[], Any]] = {
     "rollout_id": ids.rollout_id,
@@ -58,11 +56,11 @@ _NEW_IDS: dict[str, Callable[[], Any]] = {
     "time": time.time,
 }
 """How the ids of what a call creates are made; those of claims are a connection's."""
-ONE_ATTEMPT = RetryPolicy((), (), 0.0)
-LONG_POLL_SECONDS = 20.0
-"""How long one request waits where there is no live channel."""
 LONGEST_WAIT_SECONDS = 1e9
 """Thirty years, which JSON can hold, unlike infinity."""
+DEFAULT_RETRY_DELAYS = (1.0, 2.0, 5.0)
+DEFAULT_HEALTH_RETRY_DELAYS = (0.1, 0.2, 0.5)
+DEFAULT_OUTAGE_SECONDS = 60.0
 DEFAULT_REQUEST_TIMEOUT = 30.0
 DEFAULT_CONNECTION_TIMEOUT = 5.0
 
@@ -105,7 +103,8 @@ class LightningStoreClient(LightningStore):
             outage_seconds: How long an unreachable server is waited for; a minute, unless delays are given, which
                 then are all the patience there is.
             token: Sent with everything; by default the environment's `AGL_STORE_TOKEN`.
-            transport: "auto" opens a WebSocket when it is worth it, "http" never does, "ws" always.
+            transport: "auto" opens a WebSocket, and uses plain HTTP where that is refused; "http" never opens one, and
+                "ws" fails where it is refused.
         """
         if not server_address.startswith(("http://", "https://")):
             raise ConfigurationError(
@@ -120,14 +119,16 @@ class LightningStoreClient(LightningStore):
             outage_seconds = DEFAULT_OUTAGE_SECONDS if has_default_delays else 0.0
         self.server_address = server_address.rstrip("/")
         token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token) or None
-        self._address = Address(self.server_address, token, request_timeout, connection_timeout, transport)
-        self._policy = RetryPolicy(*delays, outage_seconds)
+        self._address = Address(self.server_address, token, request_timeout, connection_timeout, transport, delays[1])
+        self._policy = RetryPolicy(
+            delays=delays[0], outage_seconds=outage_seconds, is_passing=is_passing, is_outage=is_outage
+        )
         self._set_up()
 
     def _set_up(self) -> None:
         self._connections: dict[asyncio.AbstractEventLoop, ClientConnection] = {}
         self._guard = threading.Lock()  # protects `_connections`, which several threads' loops look into
-        self._is_told_of_outage = False
+        self._has_warned = False  # of an outage
         self._is_closed = False  # what `state` shows
         self._left_behind: list[ClientConnection] = []  # a parent process's, which this one must not touch
         fork_handlers().add(self, _leave_behind)
@@ -193,7 +194,7 @@ class LightningStoreClient(LightningStore):
     async def _send(self, op: Operation, arguments: dict[str, Any]) -> Any:
         """Have the server perform an operation, however often that must be asked; with the same ids each time."""
         if op.is_claim:
-            return await self._claim_in_time(op, arguments)
+            return await self._claim(op, arguments)
         connection, codec = self._connection(), codec_of(op.name)
         if "limit" in op.hints and not op.mutates:
             arguments.setdefault("limit", ALL_ITEMS)
@@ -204,7 +205,7 @@ class LightningStoreClient(LightningStore):
                 for each in arguments["rollouts"]
             ]
         try:
-            return await self._policy.persist(lambda: connection.call(codec, arguments), connection.is_healthy)
+            return await self._persist(connection, lambda: connection.call(codec, arguments))
         except PayloadTooLarge:
             items = arguments.get(op.many or "", ())
             if len(items) < 2:  # there is nothing to split
@@ -236,80 +237,73 @@ class LightningStoreClient(LightningStore):
         self, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> list[AttemptedRollout | Rollout]:
         connection, codec = self._connection(), codec_of("wait_for_rollouts")
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-
-        async def attempt() -> list[AttemptedRollout | Rollout]:
-            while True:
-                left, patience = await _patience(connection, deadline)
-                wait = None if math.isinf(patience) else patience
-                began = time.monotonic()
-                given = {"rollout_ids": list(rollout_ids), "timeout": wait}
-                finished: list[AttemptedRollout | Rollout] = await connection.call(codec, given, wait=wait)
-                if patience == left or time.monotonic() - began < patience:
-                    return finished  # an answer before its time means that all are finished
-
-        return await self._policy.persist(attempt, connection.is_healthy, waits=True)
+        arguments: dict[str, Any] = {"rollout_ids": list(rollout_ids)}
+        seconds = LONGEST_WAIT_SECONDS if timeout is None else min(timeout, LONGEST_WAIT_SECONDS)
+        deadline = time.monotonic() + seconds
+        finished: list[AttemptedRollout | Rollout] = await self._persist(
+            connection,
+            lambda: connection.call_patiently(codec, arguments, "timeout", deadline),
+            replace(self._policy, has_begun=has_waited),
+        )
+        return finished
 
     def subscribe(
         self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
     ) -> AsyncIterator[Notice]:
-        return RemoteSubscription(self._connection(), self._policy, sorted(checked_kinds(kinds)), after)
+        connection = self._connection()
+        return RemoteSubscription(connection, partial(self._persist, connection), sorted(checked_kinds(kinds)), after)
 
-    # ------------------------------------------------------------------ claims
+    async def _claim(self, op: Operation, arguments: dict[str, Any]) -> Any:
+        """Claim, and wait for work; what is sent again has the same id, and gets the same rollouts.
 
-    async def _claim_in_time(self, op: Operation, arguments: dict[str, Any]) -> Any:
-        """Claim; `dequeue_rollout` and `claim_rollouts` have no more patience in an outage than the time to wait."""
-        wait = arguments.get("wait") or 0.0
-        if op.name not in ("dequeue_rollout", "claim_rollouts"):
-            return await self._claim(op, arguments, self._policy)
+        `dequeue_rollout` and `claim_rollouts` have no more patience in an outage than the time to wait.
+        """
+        connection, codec, policy = self._connection(), codec_of(op.name), self._policy
+        wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
+        deadline = time.monotonic() + wait
+        if op.name in ("dequeue_rollout", "claim_rollouts"):
+            outage_seconds = min(wait, policy.outage_seconds)
+            policy = replace(policy, outage_seconds=outage_seconds, delays=policy.delays if wait > 0 else ())
         try:
-            claimed = await self._claim(op, arguments, self._policy.within(wait) if wait > 0 else ONE_ATTEMPT)
+            with connection.claim_slot() as claim_ids:
+                if arguments.get("claim_id") is None:
+                    arguments["claim_id"] = next(claim_ids)
+                if wait <= 0:
+                    claimed = await self._persist(connection, lambda: connection.call(codec, arguments), policy)
+                else:
+                    claimed = await self._persist(
+                        connection,
+                        lambda: connection.call_patiently(codec, arguments, "wait", deadline, claim_ids),
+                        replace(policy, has_begun=has_waited),
+                    )
         except Exception as error:
-            if not is_passing(error):
-                raise
-            if op.name == "dequeue_rollout":
-                if not self._is_told_of_outage:
-                    self._is_told_of_outage = True
-                    what = f"{type(error).__name__}: {error}"
-                    logger.warning("The store %s gives no work: %s", self.server_address, what)
+            if op.name == "dequeue_rollout" and is_passing(error):
+                if not self._has_warned:
+                    self._has_warned = True
+                    logger.warning(
+                        "The store %s gives no work: %s: %s", self.server_address, type(error).__name__, error
+                    )
                 return None
-            if isinstance(error, aiohttp.ClientResponseError):
+            if op.name == "claim_rollouts" and is_passing(error) and isinstance(error, aiohttp.ClientResponseError):
                 message = f"The store gives no work now (status {error.status}); ask again later."
                 raise StoreUnavailable(message) from error
             raise
-        self._is_told_of_outage = False
+        self._has_warned = False
         return claimed
 
-    async def _claim(self, op: Operation, arguments: dict[str, Any], policy: RetryPolicy) -> Any:
-        """Ask for work, and wait for it; what is sent again has the same id, and gets the same rollouts.
-
-        Every poll has an id of its own, because one that found nothing must find nothing again.
-        """
-        connection, codec = self._connection(), codec_of(op.name)
-        wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
-        deadline = time.monotonic() + wait
-
-        async def attempt() -> Any:
-            while True:
-                left, patience = await _patience(connection, deadline)
-                if wait:
-                    arguments["wait"] = patience
-                result = await connection.call(codec, arguments, wait=patience)
-                if result or patience == left:
-                    return result
-                arguments["claim_id"] = next(claim_ids)
-
-        with connection.claim_slot() as claim_ids:
-            if arguments.get("claim_id") is None:
-                arguments["claim_id"] = next(claim_ids)
-            return await policy.persist(attempt, connection.is_healthy, waits=wait > 0)
-
-
-async def _patience(connection: ClientConnection, deadline: float) -> tuple[float, float]:
-    """The seconds left, and those of them that one call may wait: all over the live channel, else a long poll's."""
-    left = max(deadline - time.monotonic(), 0.0)
-    has_live = await connection.live(wanted=left > 0.0) is not None
-    return left, left if has_live else min(left, LONG_POLL_SECONDS)
+    async def _persist(
+        self,
+        connection: ClientConnection,
+        call: Callable[[], Awaitable[ResultT]],
+        policy: RetryPolicy | None = None,
+    ) -> ResultT:
+        """Call as often as the policy says, each further time once the server answers its health check."""
+        try:
+            return await retry(call, policy or self._policy, recovers=connection.recovers)
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            raise given_up(error) from error
 
 
 def _leave_behind(client: LightningStoreClient) -> None:

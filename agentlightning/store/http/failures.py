@@ -2,9 +2,10 @@
 
 The server never sends a traceback; it logs one for what it did not expect. A client raises what the store raised:
 errors of `agentlightning.errors` by name, and for everything else an `aiohttp.ClientResponseError` that carries
-`detail` and `error_type`.
+`detail` and `error_type`. Here is also which failures pass, so that a client makes the call again.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from pydantic import ValidationError
 
 from agentlightning import errors
 from agentlightning.asgi.response import Header, Response, json_response
-from agentlightning.errors import AgentLightningError, InvalidValue
+from agentlightning.errors import AgentLightningError, IncompatibleStore, InvalidValue, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-_BAD_REQUEST, _UNPROCESSABLE = 400, 422
+_BAD_REQUEST, _REQUEST_TIMEOUT, _UNPROCESSABLE, _SERVER_ERRORS = 400, 408, 422, 500
+_WAITED_SECONDS = 0.1
+"""A call that reached the server and lasted longer than this had begun to wait there."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +92,51 @@ def exception_of(failure: FailureReply, method: str, url: str) -> Exception:
         return own(str(failure.detail))
     complaints = [complaint for complaint in failure.detail if isinstance(complaint, dict)]
     return own("; ".join(f"{'.'.join(map(str, c.get('loc', ())))}: {c.get('msg')}" for c in complaints) + ".")
+
+
+# ---------------------------------------------------------------------- failures that pass
+
+
+class ConnectionLost(ConnectionError):
+    """The connection broke before the answer came; told to the retry loop, never raised to a user."""
+
+
+class Garbled(ConnectionError):
+    """An answer that cannot be read; told to the retry loop, never raised to a user."""
+
+
+_PASSING = (
+    aiohttp.ServerDisconnectedError,
+    aiohttp.ClientOSError,
+    aiohttp.ClientPayloadError,
+    asyncio.TimeoutError,
+    ConnectionLost,
+    Garbled,
+    StoreUnavailable,
+)
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same request may succeed a little later."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return error.status == _REQUEST_TIMEOUT or error.status >= _SERVER_ERRORS
+    return isinstance(error, _PASSING) and not isinstance(error, IncompatibleStore)
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether nobody answered, as opposed to a server that is in trouble."""
+    return not isinstance(error, (StoreUnavailable, aiohttp.ClientResponseError))
+
+
+def has_waited(error: Exception, seconds: float) -> bool:
+    """Whether a call that waits had arrived, and waited for a while."""
+    return seconds > _WAITED_SECONDS and not isinstance(error, (aiohttp.ClientConnectorError, asyncio.TimeoutError))
+
+
+def given_up(error: Exception) -> Exception:
+    """The exception for the user of a client whose patience has ended."""
+    if isinstance(error, StoreUnavailable):
+        return StoreUnavailable(str(error))
+    if isinstance(error, aiohttp.ClientResponseError):
+        return aiohttp.ClientResponseError(error.request_info, (), status=error.status, message=error.message)
+    return StoreUnavailable(f"The store does not answer ({type(error).__name__}: {error}); is the server running?")

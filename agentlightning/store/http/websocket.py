@@ -15,7 +15,7 @@ import orjson
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, GZIP_MAGIC, compressed, decompressed
 from agentlightning.store.http.codec import OperationCodec, as_notice, parse_json, take_frame
-from agentlightning.store.http.failures import FailureReply, exception_of
+from agentlightning.store.http.failures import ConnectionLost, FailureReply, exception_of
 from agentlightning.types import Notice
 
 PING_SECONDS = 20.0
@@ -23,10 +23,6 @@ MOST_UNREAD_NOTICES = 10_000
 _MOST_ANSWER_BYTES = 1 << 31
 _CLOSE_SECONDS = 2.0
 NoticeQueue = asyncio.Queue[Notice | Exception]
-
-
-class ConnectionLost(ConnectionError):
-    """The connection broke before the answer came; told to the retry loop, never raised to a user."""
 
 
 class LiveChannel:

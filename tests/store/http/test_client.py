@@ -13,8 +13,8 @@ import pytest
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.store.http import client as client_module
-from agentlightning.store.http import retries
+from agentlightning.store.http import connection
+from agentlightning.utils import retries
 
 TOKEN = "a-secret-nobody-may-read"
 both_transports = pytest.mark.parametrize("transport", ["http", "ws"])
@@ -35,7 +35,7 @@ async def test_request_that_is_wrong_is_not_sent_again(scripted: Any, connect: A
     for status in (400, 401, 403, 404, 409, 413, 422, 429):
         address, counts = await scripted(status)
         with pytest.raises(aiohttp.ClientResponseError) as refused:
-            await connect(address).statistics()
+            await connect(address, transport="http").statistics()
 
         assert refused.value.status == status
         assert counts == {"/v1/agl/statistics": 1}
@@ -44,7 +44,7 @@ async def test_request_that_is_wrong_is_not_sent_again(scripted: Any, connect: A
 async def test_request_that_failed_in_passing_is_sent_again(scripted: Any, connect: Any) -> None:
     for status in (408, 500, 502, 503, 504):
         address, counts = await scripted(status, status, 200)
-        assert await connect(address).statistics() == {"total_rollouts": 7}
+        assert await connect(address, transport="http").statistics() == {"total_rollouts": 7}
         assert counts == {"/v1/agl/statistics": 3, "/health": 2}
 
 
@@ -61,7 +61,7 @@ async def test_last_failure_is_raised_after_the_last_retry(scripted: Any, connec
 async def test_unhealthy_server_is_asked_only_for_its_health(scripted: Any, connect: Any) -> None:
     address, counts = await scripted(500, health=500)
     with pytest.raises(aiohttp.ClientResponseError):
-        await connect(address, health_retry_delays=(0.0, 0.0)).statistics()
+        await connect(address, health_retry_delays=(0.0, 0.0), transport="http").statistics()
     assert counts == {"/v1/agl/statistics": 1, "/health": 3}
 
 
@@ -77,7 +77,7 @@ async def test_requests_go_through_get_and_post_of_the_session(
             return original(self, *args, **kwargs)
 
         monkeypatch.setattr(aiohttp.ClientSession, verb, counted)
-    client = connect(server.endpoint)
+    client = connect(server.endpoint, transport="http")
 
     await client.enqueue_rollout("a", rollout_id="r")
     await client.get_rollout_by_id("r")
@@ -108,7 +108,7 @@ async def test_dequeue_in_an_outage_is_none_and_told_once(
 async def test_calls_that_wait_for_a_server_say_so_once(
     nowhere: str, connect: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.store.http.connection.TELL_SECONDS", 0.1)
+    monkeypatch.setattr("agentlightning.store.http.connection._OUTAGE_WARNING_SECONDS", 0.1)
     client = connect(nowhere, outage_seconds=0.5, retry_delays=(0.05,), health_retry_delays=(0.05,))
 
     with pytest.raises(StoreUnavailable):
@@ -177,7 +177,7 @@ class Counting(InMemoryLightningStore):
 async def test_waiting_polls_only_without_a_live_channel(
     transport: str, polls: bool, serve: Any, connect: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "LONG_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "LONG_POLL_SECONDS", 0.05)
     store = Counting()
     client = connect((await serve(store)).endpoint, transport=transport)
     await store.enqueue_rollout("a", rollout_id="r")
@@ -195,7 +195,7 @@ async def test_waiting_polls_only_without_a_live_channel(
 async def test_work_is_waited_for_by_long_polls(
     serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    monkeypatch.setattr(client_module, "LONG_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "LONG_POLL_SECONDS", 0.05)
     server = await serve()
     client = connect(server.endpoint, transport="http")
 

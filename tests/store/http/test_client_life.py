@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 
 from agentlightning.errors import ConfigurationError
@@ -262,9 +263,9 @@ async def test_reader_that_falls_behind_asks_for_the_rest_again(
     notices: Any = client.subscribe(["rollout"])
     for n in range(20):
         await client.enqueue_rollout("a", rollout_id=str(n))
-    await eventually(lambda: notices._live._queue.qsize() >= 5)
+    await eventually(lambda: notices._source._queue.qsize() >= 5)
 
-    unread = notices._live._queue.qsize()
+    unread = notices._source._queue.qsize()
 
     assert unread <= 6
     assert await told(notices, 20) == [str(n) for n in range(20)]
@@ -274,11 +275,29 @@ async def test_reader_that_falls_behind_asks_for_the_rest_again(
 # ---------------------------------------------------------------------- servers without WebSockets
 
 
-async def test_client_falls_back_to_http_behind_a_proxy_that_knows_no_websocket(scripted: Any, connect: Any) -> None:
+async def test_client_uses_plain_http_behind_a_proxy_that_knows_no_websocket(scripted: Any, connect: Any) -> None:
     for status in (400, 403, 404, 426, 501, 502):
         address, counts = await scripted(200, upgrade=status)
         client = connect(address)
 
-        for _ in range(connection.LIVE_AFTER_CALLS + 2):
+        for _ in range(3):
             assert await client.statistics() == {"total_rollouts": 7}
-        assert counts["/v1/agl/statistics"] == connection.LIVE_AFTER_CALLS + 2
+        assert (counts["/v1/agl/statistics"], counts["/v1/agl/live"]) == (3, 1)
+
+
+async def test_handshake_refused_during_an_outage_decides_nothing(scripted: Any, connect: Any) -> None:
+    address, counts = await scripted(200, upgrade=503, health=503)
+
+    with pytest.raises(aiohttp.ClientResponseError):
+        await connect(address).statistics()
+
+    assert counts["/v1/agl/statistics"] == 0
+
+
+async def test_every_call_uses_the_one_live_connection(serve: Any, connect: Any) -> None:
+    server = await serve()
+    client = connect(server.endpoint)
+
+    await asyncio.gather(*[client.enqueue_rollout("a") for _ in range(5)])
+
+    assert server.app.service.live_connections == 1

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("torch", reason="the readers of GRPO need torch")
+
 from agentlightning.adapter import (
     LlmProxyTraceToTriplet,
     TracerTraceToTriplet,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECONDS = 90
+TIMEOUT_SECONDS = 300
 
 
 def told_by(program: str, *arguments: str) -> Any:

@@ -1,4 +1,4 @@
-"""ModelCall: one call of a model becomes one span, from its request to the end of its answer.
+"""CallRecording: one call of a model becomes one span, from its request to the end of its answer.
 
 Several layers may see the same call: a framework, a client library, an SDK. The innermost makes the span, because it
 has the exact answer; those above open a `CallWatch` if they need to know whether anyone below did.
@@ -8,12 +8,12 @@ The body of a response is recorded while its reader reads it: the SDKs read ever
 replaced by readers that pass each piece on unchanged.
 """
 
+import functools
 import json
 import logging
-import re
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -24,11 +24,9 @@ from opentelemetry.trace import SpanKind
 from typing_extensions import Self
 
 from agentlightning.dialects import Assembler, Dialect
-from agentlightning.dialects.attributes import TOKEN_FACTS
+from agentlightning.dialects.attributes import VERSION_ATTRIBUTE, response_attributes
 from agentlightning.dialects.sse import DONE, SseParser
 from agentlightning.instrumentation.patch import Step
-from agentlightning.store.copies import replaced
-from agentlightning.types import Span
 from agentlightning.utils.log_failures import log_failures
 
 logger = logging.getLogger(__name__)
@@ -40,10 +38,8 @@ RECORDED_HEADER: Final = "x-agl-recorded"
 """Of an answer of the LLM proxy: the attempt for which it recorded the call, and the span that holds the content."""
 RECORDED_AS: Final = "agentlightning.proxy.recorded_as"
 """Attribute of a call that the LLM proxy recorded: the value of the header."""
-_CONTENT: Final = re.compile(
-    rf"gen_ai\.(prompt|completion|request\.functions)\.|({'|'.join(map(re.escape, TOKEN_FACTS))})$"
-)
-"""Attributes that hold what was said, as words or as tokens."""
+_CONTENT_FIELDS: Final = frozenset({"messages", "input", "prompt", "system", "instructions", "tools", "functions"})
+"""Of a request."""
 
 WATCHES: ContextVar[tuple["CallWatch", ...]] = ContextVar("agentlightning_call_watches", default=())
 """Those that are open here, the innermost last."""
@@ -52,33 +48,6 @@ WATCHES: ContextVar[tuple["CallWatch", ...]] = ContextVar("agentlightning_call_w
 def recording_of(rollout_id: str, attempt_id: str, span_id: str) -> str:
     """The value of `RECORDED_HEADER` for a call."""
     return "/".join(quote(part, safe="") for part in (rollout_id, attempt_id, span_id))
-
-
-def without_recorded_content(span: Span) -> Span:
-    """A call's span without the content, if the LLM proxy recorded that for the same attempt; else as it is."""
-    owner = recording_of(span.rollout_id, span.attempt_id, "")
-    if not str(span.attributes[RECORDED_AS]).startswith(owner):
-        return span
-    kept = {name: value for name, value in span.attributes.items() if not _CONTENT.match(name)}
-    return replaced(span, attributes=kept)
-
-
-def with_recorded_content(spans: Iterable[Span]) -> list[Span]:
-    """The spans of an attempt; those of calls whose content only the LLM proxy stored are copies that have it too."""
-    spans = list(spans)
-    places = [(place, span) for place, span in enumerate(spans) if RECORDED_AS in span.attributes]
-    by_id = {span.span_id: span for span in spans} if places else {}
-    for place, span in places:
-        holder = by_id.get(recorded_span_id(span))
-        if holder is not None:
-            content = {name: value for name, value in holder.attributes.items() if _CONTENT.match(name)}
-            spans[place] = replaced(span, attributes={**content, **span.attributes})
-    return spans
-
-
-def recorded_span_id(span: Span) -> str:
-    """The id of the LLM proxy's span of the same call; empty if none is known."""
-    return str(span.attributes.get(RECORDED_AS, "")).rpartition("/")[2]
 
 
 class CallWatch:
@@ -101,14 +70,8 @@ class CallWatch:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    @staticmethod
-    def notice() -> None:
-        """A call is recorded here."""
-        for watch in WATCHES.get():
-            watch.has_seen = True
 
-
-class ModelCall:
+class CallRecording:
     """The span of one call. Nothing that goes wrong here reaches the caller of the model."""
 
     def __init__(
@@ -119,6 +82,7 @@ class ModelCall:
         attributes: Mapping[str, Any] | None = None,
         start_time_ns: int | None = None,
         step: Step | None = None,
+        is_proxied: bool = False,
     ) -> None:
         """Begin.
 
@@ -127,25 +91,42 @@ class ModelCall:
             attributes: To be written besides what the request says; they win.
             start_time_ns: When the call began, since the epoch; now, if left out.
             step: The span of the call; one of its own, if left out.
+            is_proxied: The call goes to an LLM proxy, which may record it: `note_response` will tell.
         """
-        CallWatch.notice()
+        for watch in WATCHES.get():
+            watch.has_seen = True
         self.dialect = dialect
         self._start_time_ns = time.time_ns() if start_time_ns is None else start_time_ns
         self._assembler: Assembler | None = None
         self._first_token_seconds: float | None = None
         self._is_ended = False
         self._known: dict[str, Any] = {}  # written when the call ends, with the answer: twice would cost more
+        self._attributes = attributes or {}
+        self._recorded: tuple[bytes, bytes | None] | None = None
+        """Of a call that the LLM proxy recorded, the request and, unless it is a stream, the response."""
+        # A caller may add to its messages while it waits.
+        self._request = {name: value[:] if type(value) is list else value for name, value in body.items()}
+        self.step = step or Step(dialect.span_name, kind=SpanKind.CLIENT, start_time=start_time_ns)
+        if not is_proxied:
+            self._read_request()
+
+    def _read_request(self) -> None:
+        request, self._request = self._request, {}
+        if self._recorded is not None:
+            request = {name: value for name, value in request.items() if name not in _CONTENT_FIELDS}
         # A request of a shape we do not know is still a call.
         with log_failures(logger, "A request to a model could not be read; its span says nothing of it."):
-            self._known.update(dialect.request_attributes(body))
-        self._known.update(attributes or {})
-        self.step = step or Step(dialect.span_name, kind=SpanKind.CLIENT, start_time=start_time_ns)
+            self._known.update(self.dialect.request_attributes(request) if request else {})
 
-    def note_headers(self, headers: Mapping[str, str]) -> None:
-        """Take from an answer whether the LLM proxy recorded the call."""
-        recorded = headers.get(RECORDED_HEADER)
-        if recorded:
-            self._known[RECORDED_AS] = recorded
+    def note_response(self, response: Any) -> None:
+        """Take from a response of the HTTP client, whose body need not be there yet, whether the proxy recorded it."""
+        recording = response.headers.get(RECORDED_HEADER)
+        if recording:
+            self._attributes = {**self._attributes, RECORDED_AS: recording}
+        if recording and self._request:
+            # Not the response itself: when it is forgotten, a stream is over.
+            self._recorded = response.request.content, response.content if response.is_closed else None
+        self._read_request()
 
     def add_event(self, event: Mapping[str, object]) -> None:
         """One event of a stream."""
@@ -168,15 +149,26 @@ class ModelCall:
         if self._is_ended:
             return
         self._is_ended = True
+        self._read_request()
+        if response is None and self._assembler is not None:
+            response = self._assembler.response()
         with log_failures(logger, "A model's answer could not be read; its span says nothing of it."):
             self._known.update(self._answer(response, is_cut=is_cut))
-        self.step.set(self._known)
+        self.step.set({**self._known, **self._attributes})
+        if self._recorded is not None:
+            sent, body = self._recorded
+            # What the caller got is the caller's, who may change it; what we put together is ours.
+            received = response if body is None or isinstance(response, dict) else body
+            self.step.defer(functools.partial(_content, self.dialect, sent, received))
         self.step.end(error=error)
 
     def _answer(self, response: object, *, is_cut: bool) -> dict[str, Any]:
-        if response is None and self._assembler is not None:
-            response = self._assembler.response()
-        attributes = {} if response is None else self.dialect.response_attributes(response)
+        attributes: dict[str, Any] = {}
+        if response is not None and self._recorded is not None:
+            attributes = response_attributes(response)
+            attributes.pop(VERSION_ATTRIBUTE, None)
+        elif response is not None:
+            attributes = dict(self.dialect.response_attributes(response))
         if self._first_token_seconds is not None:
             attributes[TIME_TO_FIRST_TOKEN] = self._first_token_seconds
         if is_cut:
@@ -185,22 +177,29 @@ class ModelCall:
         return attributes
 
 
+def _content(dialect: Dialect, sent: bytes, received: object) -> dict[str, Any]:
+    """The content of a call, from the request and from the response, or its body, as they went over the network."""
+    attributes: dict[str, Any] = {}
+    with log_failures(logger, "The content of a model call could not be read."):
+        attributes |= dialect.request_attributes(_parsed(sent))
+        response = _parsed(received) if isinstance(received, bytes) else received
+        attributes |= {} if response is None else dialect.response_attributes(response)
+    return attributes
+
+
 # ---------------------------------------------------------------------- reading along
 
 _End = Callable[..., None]
 """Called once or more when nothing more will be read, with the error if there was one."""
 
 
-def read_whole(call: ModelCall, response: Any) -> None:
-    """Finish a call with a response whose body has been read already."""
-    body = _Body(call, response)
-    body.take(response.content)
-    body.end()
-
-
-def read_along(call: ModelCall, response: object) -> None:
+def read_along(call: CallRecording, response: Any) -> None:
     """Finish a call when the body of its response has been read, or the response is closed or forgotten."""
     body = _Body(call, response)
+    if response.is_closed:  # it was read already
+        body.take(response.content)
+        body.end()
+        return
     ours: dict[str, Any] = {}
 
     def end(error: BaseException | None = None) -> None:
@@ -217,7 +216,7 @@ def read_along(call: ModelCall, response: object) -> None:
 class _Body:
     """What has been read of a body so far, as the events or the JSON it consists of."""
 
-    def __init__(self, call: ModelCall, response: Any) -> None:
+    def __init__(self, call: CallRecording, response: Any) -> None:
         self._call = call
         self._parser = SseParser() if "text/event-stream" in response.headers.get("content-type", "") else None
         self._pieces: list[bytes] = []

@@ -15,16 +15,10 @@ from typing import Any, ClassVar, Final, Literal
 from opentelemetry import trace
 from pydantic import BaseModel
 
-from agentlightning.dialects import (
-    ANTHROPIC_DIALECTS,
-    COUNT_TOKENS_PATH,
-    OPENAI_DIALECTS,
-    Dialect,
-    dialect_of,
-)
+from agentlightning.dialects import ANTHROPIC_DIALECTS, COUNT_TOKENS_PATH, OPENAI_DIALECTS, Dialect, dialect_of
 from agentlightning.dialects.attributes import plain_text
 from agentlightning.errors import ConfigurationError
-from agentlightning.instrumentation.model_calls import ModelCall, read_along, read_whole
+from agentlightning.instrumentation.model_calls import CallRecording, read_along
 from agentlightning.instrumentation.patch import Original, Patch, PatchedCall, Step, is_suppressed
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
@@ -43,8 +37,10 @@ __all__ = ["AnthropicPatch", "OpenAIPatch"]
 logger = logging.getLogger(__name__)
 
 
-_CALL: ContextVar[ModelCall | None] = ContextVar("agentlightning_sdk_call", default=None)
+_CALL: ContextVar[CallRecording | None] = ContextVar("agentlightning_sdk_call", default=None)
 """The call that an SDK is making here."""
+_ATTEMPT: Final = "/rollout/"
+"""In the addresses at which an LLM proxy serves attempts."""
 _SIGNS: Final = (
     "The calls of a {client} cannot be sent to the model of the rollout, because it signs each with its own keys; "
     "make the client with {instead}, or have it left alone with exclude_from_redirect(client)."
@@ -92,12 +88,12 @@ class _BaseClientPatch(Patch):
 
     @staticmethod
     def _process_response(original: Original, client: object, **kwargs: object) -> object:
-        call, headers = _CALL.get(), getattr(kwargs.get("response"), "headers", None)
-        if call is not None and isinstance(headers, Mapping):
-            call.note_headers(headers)
+        call, response = _CALL.get(), kwargs.get("response")
+        if call is not None and isinstance(getattr(response, "headers", None), Mapping):
+            call.note_response(response)
         return original(client, **kwargs)
 
-    def _begun(self, client: Any, options: Any) -> tuple[object, ModelCall | None]:
+    def _begun(self, client: Any, options: Any) -> tuple[object, CallRecording | None]:
         """The options to call with, and the call that was begun; None where there is none to record."""
         if options.method.lower() != "post":
             return options, None
@@ -122,7 +118,9 @@ class _BaseClientPatch(Patch):
         if not self._records or is_suppressed():
             return options, None
         options = self._without_own_span(options)
-        call = ModelCall(dialect, body, attributes=attributes, step=_begun_by_agentops(dialect.span_name))
+        step = _begun_by_agentops(dialect.span_name)
+        is_proxied = step is None and _ATTEMPT in str(attributes["server.address"])
+        call = CallRecording(dialect, body, attributes=attributes, step=step, is_proxied=is_proxied)
         if target is not None:
             options.headers |= parent_header(call.step.span)  # a copy, which nobody has seen yet
         return options, call
@@ -259,7 +257,7 @@ def _body_of(options: Any) -> dict[str, object]:
     return body | dict(options.extra_json) if isinstance(options.extra_json, Mapping) else body
 
 
-def _follow(call: ModelCall | None, answer: Any) -> None:
+def _follow(call: CallRecording | None, answer: Any) -> None:
     """Finish a call with its answer: now, or when that has been read."""
     if call is None:
         return
@@ -274,8 +272,6 @@ def _follow(call: ModelCall | None, answer: Any) -> None:
             response = answer
         if response is None:
             call.finish(answer)
-        elif response.is_closed:
-            read_whole(call, response)
         else:
             read_along(call, response)
     except Exception as error:  # the caller gets its answer all the same

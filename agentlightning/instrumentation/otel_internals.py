@@ -5,8 +5,10 @@ The SDK's public view of a span copies or locks on every access, which costs mor
 spans. Where an attribute is not as expected, the public way is taken.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from opentelemetry import context as otel_context
 from opentelemetry.attributes import BoundedAttributes
@@ -14,8 +16,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
+from agentlightning.types.tracer import SpanLike
+
 _SUPPRESSED: Final = otel_context._SUPPRESS_INSTRUMENTATION_KEY
 _PLAIN: Final = frozenset({str, bool, int, float})
+Attributes: TypeAlias = Mapping[str, AttributeValue]
 
 
 def is_suppressed() -> bool:
@@ -28,7 +33,7 @@ def suppress() -> None:
     otel_context.attach(otel_context.set_value(_SUPPRESSED, value=True))
 
 
-def attributes_of(span: ReadableSpan) -> Mapping[str, Any]:
+def attributes_of(span: SpanLike) -> Mapping[str, Any]:
     """The attributes, not to be changed, straight from the SDK's dictionary: its own view is ten times slower."""
     held: Mapping[str, object] | None = getattr(getattr(span, "_attributes", None), "_dict", None)
     return held if held is not None else (span.attributes or {})
@@ -44,6 +49,48 @@ def links_of(span: ReadableSpan) -> Sequence[Any]:
     """The links, not to be changed."""
     held: Sequence[object] | None = getattr(span, "_links", None)
     return held if held is not None else span.links
+
+
+class _DeferredAttributes(BoundedAttributes):
+    """The attributes of an ended span, some of which are computed when somebody first reads it by the public way."""
+
+    def __init__(self, held: BoundedAttributes, compute: Callable[[], Attributes]) -> None:
+        super().__init__(held.maxlen, max_value_len=held.max_value_len)
+        self._dict, self._compute = held._dict, compute
+
+    @functools.cached_property
+    def whole(self) -> BoundedAttributes:
+        return BoundedAttributes(self.maxlen, {**self._compute(), **self._dict}, max_value_len=self.max_value_len)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.whole[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def copy(self) -> Any:
+        return self.whole.copy()
+
+
+def defer_attributes(span: Span, compute: Callable[[], Attributes]) -> None:
+    """Add attributes to a span that ends next, but compute them only if somebody reads the attributes of that."""
+    held: object = getattr(span, "_attributes", None)
+    if isinstance(held, BoundedAttributes):
+        vars(span)["_attributes"] = _DeferredAttributes(held, compute)
+    else:
+        span.set_attributes(compute())
+
+
+def settled(span: ReadableSpan, *, is_whole: bool) -> ReadableSpan:
+    """The span with all of its attributes computed or, if it need not be whole, without those that were deferred."""
+    held: object = getattr(span, "_attributes", None)
+    if isinstance(held, _DeferredAttributes):
+        span = copy.copy(span)
+        vars(span)["_attributes"] = held.whole if is_whole else held._dict
+    return span
 
 
 def set_attributes(span: Span, attributes: Mapping[str, AttributeValue]) -> None:

@@ -31,7 +31,7 @@ from typing_extensions import Self
 
 from agentlightning.dialects.attributes import as_json
 from agentlightning.instrumentation.imports import ImportWatch, is_installed
-from agentlightning.instrumentation.otel_internals import is_suppressed, set_attributes
+from agentlightning.instrumentation.otel_internals import defer_attributes, is_suppressed, set_attributes
 from agentlightning.types.agents import agent_name
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.otel import showable, tracer_of
@@ -311,6 +311,10 @@ class Step:
 
     def set(self, attributes: Mapping[str, AttributeValue]) -> None:
         set_attributes(self.span, attributes)
+
+    def defer(self, compute: Callable[[], Mapping[str, AttributeValue]]) -> None:
+        """Compute attributes only if somebody reads those of the span after its end, which follows."""
+        defer_attributes(self.span, compute)
 
     def end(self, *, error: BaseException | str | None = None, end_time: int | None = None) -> None:
         """Leave, note the error if there was one, and end; harmless the second time."""

@@ -14,8 +14,8 @@ _PATCHES = (
     "instrumentation.model_sdks:OpenAIPatch",
     "instrumentation.model_sdks:AnthropicPatch",
     "instrumentation.frameworks.autogen:AutoGenPatch",
-    "instrumentation.frameworks.ag2:AG2Patch",
-    "instrumentation.frameworks.ag2:NewerAG2Patch",
+    "instrumentation.frameworks.autogen:AG2Patch",
+    "instrumentation.frameworks.autogen:NewerAG2Patch",
     "instrumentation.frameworks.openai_agents:OpenAIAgentsPatch",
     "instrumentation.frameworks.pydantic_ai:PydanticAIPatch",
     "instrumentation.frameworks.smolagents:SmolagentsPatch",
@@ -55,10 +55,6 @@ class Instrumentation:
             if self._users == 0:
                 for patch in reversed(self.patches):
                     patch.undo()
-
-    def found(self) -> tuple[str, ...]:
-        """Names of the libraries that are imported and changed, in the order of the patches."""
-        return tuple(patch.name for patch in self.patches if patch.is_applied)
 
 
 @once

@@ -13,6 +13,7 @@ from typing import Final
 
 from agentlightning.dialects import DIALECTS
 from agentlightning.instrumentation.model_calls import RECORDED_AS
+from agentlightning.instrumentation.otel_internals import attributes_of
 from agentlightning.types import ProxyLLM, Rollout
 from agentlightning.types.tracer import SpanLike
 
@@ -38,7 +39,7 @@ class FlushedCalls:
 
 def are_recorded(spans: Iterable[SpanLike]) -> bool:
     """Whether a trace has model calls, and the answer of each says that the proxy has recorded it."""
-    calls = [span.attributes or {} for span in spans if span.name in _MODEL_CALLS]
+    calls = [attributes_of(span) for span in spans if span.name in _MODEL_CALLS]
     return bool(calls) and all(RECORDED_AS in attributes for attributes in calls)
 
 

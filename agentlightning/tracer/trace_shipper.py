@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 
-from agentlightning.instrumentation.model_calls import RECORDED_AS, without_recorded_content
-from agentlightning.instrumentation.otel_internals import attributes_of, events_of
+from agentlightning.instrumentation.model_calls import RECORDED_AS, recording_of
+from agentlightning.instrumentation.otel_internals import attributes_of, events_of, settled
 from agentlightning.instrumentation.otel_internals import suppress as suppress_instrumentation
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.spans import outline_of
@@ -69,6 +69,10 @@ class PendingSpan(PendingItem):
     __slots__ = ("binding", "converter", "sequence_id", "span")
 
     def __init__(self, binding: Binding, span: "ReadableSpan", converter: SpanConverter) -> None:
+        recording = attributes_of(span).get(RECORDED_AS)
+        if recording is not None:
+            own = recording_of(binding.rollout_id, binding.attempt_id, "")
+            span = settled(span, is_whole=not str(recording).startswith(own))
         self.weight = _weigh(span)  # without super(): every span of an agent passes here
         self.is_settled = False
         self.binding = binding
@@ -87,8 +91,7 @@ class PendingSpan(PendingItem):
 
     def make_spans(self) -> list[Span]:
         binding = self.binding
-        span = self.converter.convert(self.span, binding.rollout_id, binding.attempt_id, self.sequence_id)
-        return [without_recorded_content(span) if RECORDED_AS in span.attributes else span]
+        return [self.converter.convert(self.span, binding.rollout_id, binding.attempt_id, self.sequence_id)]
 
     def number(self, sequence_id: int) -> None:
         """Give it its final number; its trace remembers it."""

@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.adapter import Framework, detect_framework
 from agentlightning.events import handovers
-from agentlightning.instrumentation.frameworks.ag2 import AG2Patch
+from agentlightning.instrumentation.frameworks.autogen import AG2Patch
 from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in
 from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Request, Script, Turn

@@ -66,7 +66,7 @@ async def run_streamed_async(agent: AgentExecutor, city: str) -> Any:
 class TestToolCallingAgent(FrameworkContract):
     package, patch, framework = "langchain_classic", LangChainPatch, Framework.LANGCHAIN
     owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, config)
-    module, steps = "agentlightning.instrumentation.frameworks.langchain_runs", ("Step",)
+    module, steps = "agentlightning.instrumentation.frameworks.langchain", ("Step",)
     ways = (run, run_async, run_streamed, run_streamed_async)
     tool, call, tool_error = "tool.tool", CALL, LookupError
     has_call_ids = False

@@ -174,7 +174,7 @@ async def run_streamed_async(agent: Any, city: str) -> Any:
 class TestLangGraph(FrameworkContract):
     package, patch, framework = "langgraph", LangChainPatch, Framework.LANGCHAIN
     owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, AsyncCallbackManagerForLLMRun, config)
-    module, steps = "agentlightning.instrumentation.frameworks.langchain_runs", ("Step",)
+    module, steps = "agentlightning.instrumentation.frameworks.langchain", ("Step",)
     ways = (run, run_async, run_streamed, run_streamed_async)
     tool, tool_error = "tool.tool", LookupError
 

@@ -1,4 +1,4 @@
-"""Agents of ag2 from 1.0 on (`import ag2`): `agentlightning.instrumentation.frameworks.ag2`."""
+"""Agents of ag2 from 1.0 on (`import ag2`): `agentlightning.instrumentation.frameworks.autogen`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from ag2.config import OpenAIConfig
 from ag2.tools import executor
 
 from agentlightning.adapter import Framework, detect_framework
-from agentlightning.instrumentation.frameworks.ag2 import NewerAG2Patch
+from agentlightning.instrumentation.frameworks.autogen import NewerAG2Patch
 from tests.frameworks.contract import CALL, FrameworkContract, collect_clients, weather_in
 from tests.instrumentation.traces import observed_async
 from tests.stub_model.script import Answer, Request, Script, Turn

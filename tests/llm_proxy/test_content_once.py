@@ -9,12 +9,15 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages, TraceToTrajectory
+from agentlightning.adapter.call_attributes import recorded_span_id
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.grpo.progress import outcomes_of
 from agentlightning.algorithm.grpo.samples import batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.events import AgentReply, UserMessage, events_of_spans
-from agentlightning.instrumentation.model_calls import RECORDED_AS, recorded_span_id, recording_of
+from agentlightning.instrumentation import model_calls
+from agentlightning.instrumentation.model_calls import RECORDED_AS, recording_of
+from agentlightning.instrumentation.patch import Step
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
@@ -153,10 +156,62 @@ async def test_only_a_recording_for_the_same_attempt_takes_the_content_from_the_
     with OtelTracer(instrument=False).lifespan() as tracer:
         async with tracer.trace_context(store=store, **ids):
             for header in (*recordings, "", "a/b", "a/b/c/d", "%%%", "//"):
-                tracer.create_span(SDK_CALL, {"gen_ai.prompt.0.content": QUESTION, RECORDED_AS: header})
+                step = Step(SDK_CALL, {RECORDED_AS: header})
+                step.defer(lambda: {"gen_ai.prompt.0.content": QUESTION})
+                step.end()
 
     spans = await store.query_spans(rollout.rollout_id)
     assert ["gen_ai.prompt.0.content" in span.attributes for span in spans] == [False, *[True] * 6]
+
+
+async def test_the_content_is_read_from_what_was_sent_and_received_when_somebody_looks(
+    model: StubModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[bytes] = []
+
+    def content(dialect: Any, sent: bytes, received: object) -> dict[str, Any]:
+        reads.append(sent)
+        return read(dialect, sent, received)
+
+    read = model_calls._content
+    monkeypatch.setattr(model_calls, "_content", content)
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        messages: Any = [{"role": "user", "content": task}]
+        with openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0) as client:
+            answer = client.chat.completions.create(model="any", messages=messages)
+            answer.choices[0].message.content = messages[0]["content"] = "changed by the agent"
+        return 1.0
+
+    tracer = OtelTracer()
+    with serving(model) as proxy:
+        await run(proxy, agent, tracer)
+
+    assert reads == []
+    (span,) = [span for span in tracer.get_last_trace() if span.name == SDK_CALL]
+    attributes = span.attributes or {}
+    assert (attributes["gen_ai.prompt.0.content"], attributes["gen_ai.completion.0.content"]) == (QUESTION, ANSWER)
+    assert {"gen_ai.completion.0.finish_reason", "gen_ai.response.id"} <= dict(attributes).keys()
+    assert len(reads) == 1
+
+
+@pytest.mark.claim(370)
+async def test_a_listener_of_the_tracer_gets_the_content(model: StubModel) -> None:
+    tracer = OtelTracer()
+    heard: list[Any] = []
+
+    class Listener(agl.Hook):
+        async def on_trace_end(self, **context: Any) -> None:
+            heard.extend(context["tracer"].get_last_trace())
+
+    with serving(model) as proxy:
+        runner: Any = agl.LitAgentRunner(tracer)
+        with runner.run_context(agent=asking(stream=True), store=proxy.store, hooks=[Listener()]):
+            await runner.step(QUESTION, resources={"main_llm": proxy.as_resource()})
+
+    (span,) = [span for span in heard if span.name == SDK_CALL]
+    assert span.attributes["gen_ai.completion.0.content"] == ANSWER
 
 
 @pytest.mark.parametrize(("current", "skipped", "staleness"), [(4, 0, 1.0), (5, 0, 2.0), (6, 2, None)])

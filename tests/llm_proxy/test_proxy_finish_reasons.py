@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.adapter.calls import finish_reason_of
+from agentlightning.adapter.call_attributes import finish_reason_of
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
 from tests.stub_model.script import Script

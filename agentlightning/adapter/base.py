@@ -11,7 +11,7 @@ subclass of `TraceAdapter` with one method:
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from agentlightning.instrumentation.model_calls import with_recorded_content
+from agentlightning.adapter.call_attributes import with_recorded_content
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.types.tracer import Span, SpanLike
 

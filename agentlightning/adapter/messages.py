@@ -13,8 +13,8 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
-from agentlightning.adapter.call_filter import ProxiedCalls
-from agentlightning.adapter.calls import group_genai_dict, has_failed
+from agentlightning.adapter.call_attributes import group_genai_dict, has_failed
+from agentlightning.adapter.calls import ProxiedCalls
 from agentlightning.types.tracer import Span, SpanLike
 from agentlightning.utils.json_values import JsonMapping, JsonObject, parsed
 

@@ -12,29 +12,14 @@ changed; where they were not, the place of the first difference does.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.adapter.calls import genai_sections
-from agentlightning.adapter.sequences import Break, BreakReason, FinishReason, SampledCall, TokenSequence
+from agentlightning.adapter.call_attributes import genai_sections, logprobs_of, weights_version_of
+from agentlightning.adapter.calls import ANY_AGENT, ModelCall
+from agentlightning.adapter.sequences import Break, BreakReason, SampledCall, TokenSequence
 from agentlightning.types.tracer import Span
 from agentlightning.utils.json_values import JsonObject
 
 _DIGEST_FACTOR = 1_000_003
 _DIGEST_MASK = (1 << 61) - 1
-
-
-@dataclass(frozen=True)
-class CallTokens:
-    """A model call with its tokens."""
-
-    span: Span
-    agent_name: str
-    prompt_ids: list[int]
-    response_ids: list[int]
-    response_id: str | None = None
-    logprobs: list[float | None] | None = None
-    """One for each token of the response; None if they were not recorded."""
-    weights_version: str | None = None
-    reward: float | None = None
-    finish_reason: FinishReason | None = None
 
 
 @dataclass(eq=False)
@@ -52,17 +37,18 @@ class OpenSequence:
     """The spans of the calls."""
     digest: int = 0
 
-    def append(self, call: CallTokens) -> None:
+    def append(self, call: ModelCall) -> None:
         """Add what a call brings beyond the tokens that are here already, which its prompt starts with."""
-        given = call.prompt_ids[len(self.token_ids) :]
-        sampled = call.response_ids
+        given, sampled = call.prompt_ids[len(self.token_ids) :], call.response_ids
+        logprobs = logprobs_of(call.whole.attributes, len(sampled))
+        version = weights_version_of(call.whole.attributes)
         for token in (*given, *sampled):
             self.digest = (self.digest * _DIGEST_FACTOR + token) & _DIGEST_MASK
         self.token_ids += given + sampled
         self.loss_mask += [0] * len(given) + [1] * len(sampled)
         self.logprobs += [None] * len(given)
-        self.logprobs += [None] * len(sampled) if call.logprobs is None else call.logprobs
-        self.weights_versions += [None] * len(given) + [call.weights_version] * len(sampled)
+        self.logprobs += [None] * len(sampled) if logprobs is None else logprobs
+        self.weights_versions += [None] * len(given) + [version] * len(sampled)
         end = len(self.token_ids)
         self.spans.append(call.span)
         self.calls.append(
@@ -72,7 +58,7 @@ class OpenSequence:
                 start=end - len(sampled),
                 end=end,
                 reward=call.reward,
-                weights_version=call.weights_version,
+                weights_version=version,
                 finish_reason=call.finish_reason,
             )
         )
@@ -97,20 +83,21 @@ class SequenceBuilder:
         self._last_by_agent: dict[str, OpenSequence] = {}
         self._ends_by_agent: dict[str, _Ends] = {}
 
-    def add(self, call: CallTokens) -> None:
+    def add(self, call: ModelCall) -> None:
         """Append the call to a sequence it continues, or begin a new one and say why."""
-        ends = self._ends_by_agent.setdefault(call.agent_name, _Ends())
-        last = self._last_by_agent.get(call.agent_name)
-        if last is not None and last.token_ids == call.prompt_ids[: len(last.token_ids)]:
+        agent = call.agent_name or ANY_AGENT
+        ends, last = self._ends_by_agent.setdefault(agent, _Ends()), self._last_by_agent.get(agent)
+        prompt_ids = call.prompt_ids
+        if last is not None and last.token_ids == prompt_ids[: len(last.token_ids)]:
             sequence = last
         else:
-            end = None if last is None else ends.longest(call.prompt_ids, is_open=True)
+            end = None if last is None else ends.longest(prompt_ids, is_open=True)
             sequence = self._begin(call, last, ends) if end is None else end.sequence
         sequence.append(call)
         ends.add(sequence)
-        self._last_by_agent[call.agent_name] = sequence
+        self._last_by_agent[agent] = sequence
 
-    def _begin(self, call: CallTokens, last: OpenSequence | None, ends: "_Ends") -> OpenSequence:
+    def _begin(self, call: ModelCall, last: OpenSequence | None, ends: "_Ends") -> OpenSequence:
         if last is not None:
             position = _shared(last.token_ids, call.prompt_ids)
             reason = _break_reason(last, call, position)
@@ -121,11 +108,11 @@ class SequenceBuilder:
                 self._note(BreakReason.BRANCHED, call, branch.sequence, branch.length)
         elif self.sequences:
             self._note(BreakReason.NEW_AGENT, call, self.sequences[-1], 0)
-        sequence = OpenSequence(number=len(self.sequences), agent_name=call.agent_name)
+        sequence = OpenSequence(number=len(self.sequences), agent_name=call.agent_name or ANY_AGENT)
         self.sequences.append(sequence)
         return sequence
 
-    def _note(self, reason: BreakReason, call: CallTokens, earlier: OpenSequence, position: int) -> None:
+    def _note(self, reason: BreakReason, call: ModelCall, earlier: OpenSequence, position: int) -> None:
         tokens, prompt = earlier.token_ids, call.prompt_ids
         self.breaks.append(
             Break(
@@ -185,7 +172,7 @@ class _Ends:
 # ---------------------------------------------------------------------- why a sequence is not continued
 
 
-def _break_reason(earlier: OpenSequence, call: CallTokens, position: int) -> BreakReason:
+def _break_reason(earlier: OpenSequence, call: ModelCall, position: int) -> BreakReason:
     """Why a prompt that shares so many tokens with a sequence does not continue it."""
     prompt_ids = call.prompt_ids
     if position == len(prompt_ids):

@@ -7,23 +7,13 @@ with a reason.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
-from agentlightning.adapter.call_filter import ANY_CALL_MATCH, CallCandidate, CallScope
-from agentlightning.adapter.calls import (
-    Unreadable,
-    finish_reason_of,
-    further_choices,
-    logprobs_of,
-    prompt_ids_of,
-    requests_other_model,
-    response_id_of,
-    response_ids_of,
-    weights_version_of,
-)
+from agentlightning.adapter.call_attributes import further_choices, requests_other_model
+from agentlightning.adapter.calls import ANY_AGENT, ANY_CALL_MATCH, CallScope, ModelCall
 from agentlightning.adapter.matching import RewardMatchPolicy
-from agentlightning.adapter.sequence_builder import CallTokens, SequenceBuilder
+from agentlightning.adapter.sequence_builder import SequenceBuilder
 from agentlightning.adapter.sequences import (
     Break,
     BreakReason,
@@ -37,7 +27,7 @@ from agentlightning.adapter.sequences import (
     read_jsonl,
     write_jsonl,
 )
-from agentlightning.adapter.tree import ANY_AGENT, TraceTree
+from agentlightning.adapter.tree import TraceTree
 from agentlightning.types.agents import AgentMatcher
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.types.tracer import Span, SpanLike
@@ -93,12 +83,13 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
         tree.repair_hierarchy()
         scope = CallScope(ANY_AGENT if self.agent_match is None else None, in_reward=False)
         calls = _Calls(self.model)
-        calls.sort(tree.call_candidates(self.llm_call_match, self.agent_match, scope, set()))
-        places = [*(place for place, _ in calls.taken), *calls.others.values()]
+        calls.sort(tree.model_calls(self.llm_call_match, self.agent_match, scope, set()))
+        places = [call.node for call in (*calls.taken, *calls.others.values()) if call.node is not None]
         rewards = tree.match_rewards(self.reward_match, places)
         builder = SequenceBuilder()
-        for place, call in sorted(calls.taken, key=lambda taken: _chronological(taken[0].span)):
-            builder.add(replace(call, reward=rewards.get(place.id)))
+        for call in sorted(calls.taken, key=lambda taken: _chronological(taken.span)):
+            call.reward = rewards.get(call.span.span_id)
+            builder.add(call)
         return Trajectory(
             rollout_id=spans[0].rollout_id,
             attempt_id=spans[0].attempt_id,
@@ -122,75 +113,37 @@ class _Calls:
 
     model: str | None = None
     """The one to train; calls of others are no part of the trajectory. None is any model."""
-    taken: list[tuple[TraceTree, CallTokens]] = field(default_factory=list)
-    """Where and when the agent made each; another span than that may have the tokens."""
+    taken: list[ModelCall] = field(default_factory=list)
     dropped: list[DroppedCall] = field(default_factory=list)
-    others: dict[str, TraceTree] = field(default_factory=dict)
+    others: dict[str, ModelCall] = field(default_factory=dict)
     """Calls of other agents, and those with tokens of other models, by response: rewards may be theirs."""
 
-    def sort(self, candidates: Iterable[CallCandidate]) -> None:
-        """Take or drop every candidate; of two spans of one call, the one with tokens is taken."""
-        tokenless: dict[str, int] = {}
-        for candidate in candidates:
-            node, original = candidate.node, candidate.same_call
-            span = node.span
-            prompt_ids, response_ids = prompt_ids_of(span.attributes), response_ids_of(span.attributes)
-            reason = _missing_tokens(prompt_ids, response_ids, is_error=span.status.status_code == "ERROR")
-            place = node if candidate.dropped is None else None
-            is_other = requests_other_model((original or node).span.attributes, self.model)
-            is_same = original is not None and candidate.dropped is not DropReason.UNUSED
-            is_sampled = reason is None and (place is not None or is_same)
-            is_acting = (is_other and is_sampled) or candidate.dropped is DropReason.OTHER_AGENT
-            if is_acting and not candidate.is_judging:
-                self.others.setdefault(response_id_of(span.attributes) or node.id, original or node)
+    def sort(self, calls: Iterable[ModelCall]) -> None:
+        """Take or drop every call."""
+        for call in calls:
+            first = call.same_call or call
+            is_other = requests_other_model(first.span.attributes, self.model)
+            is_one = call.dropped is None or (call.same_call is not None and call.dropped is not DropReason.UNUSED)
+            is_acting = (is_other and is_one and call.flaw is None) or call.dropped is DropReason.OTHER_AGENT
+            if is_acting and not call.is_judging:
+                self.others.setdefault(call.response_id or call.span.span_id, first)
             if is_other:
                 continue
-            if reason is None and is_same and original is not None and original.id in tokenless:
-                place = original
-                index = tokenless.pop(original.id)
-                self.dropped[index] = self.dropped[index].model_copy(update={"same_call_span_id": node.id})
-            if place is not None and reason is None:
-                assert isinstance(prompt_ids, list)
-                assert isinstance(response_ids, list)
-                ended = finish_reason_of(span.attributes) or finish_reason_of(place.span.attributes)
-                call = CallTokens(
-                    span=span,
-                    agent_name=candidate.agent_name or ANY_AGENT,
-                    prompt_ids=prompt_ids,
-                    response_ids=response_ids,
-                    response_id=response_id_of(span.attributes),
-                    logprobs=logprobs_of(span.attributes, len(response_ids)),
-                    weights_version=weights_version_of(span.attributes),
-                    finish_reason=ended,
-                )
-                self.taken.append((place, call))
-                self.dropped += [_dropped(candidate, DropReason.OTHER_CHOICE, place)] * further_choices(span.attributes)
-                continue
-            if candidate.dropped is None:
-                tokenless[node.id] = len(self.dropped)
-            why = candidate.dropped or reason
-            assert why is not None
-            self.dropped.append(_dropped(candidate, why, original))
+            if call.dropped is None and call.flaw is None:
+                self.taken.append(call)
+                choices = further_choices(call.whole.attributes)
+                self.dropped += [_dropped(call, DropReason.OTHER_CHOICE, call)] * choices
+            else:
+                self.dropped.append(_dropped(call, call.dropped or call.flaw, call.same_call))
 
 
-def _dropped(candidate: CallCandidate, reason: DropReason, same_call: TraceTree | None) -> DroppedCall:
-    span = candidate.node.span
+def _dropped(call: ModelCall, reason: DropReason | None, same_call: ModelCall | None) -> DroppedCall:
+    assert reason is not None
     return DroppedCall(
-        span_id=candidate.node.id,
-        name=span.name,
+        span_id=call.span.span_id,
+        name=call.span.name,
         reason=reason,
-        agent_name=candidate.agent_name,
-        response_id=response_id_of(span.attributes),
-        same_call_span_id=None if same_call is None else same_call.id,
+        agent_name=call.agent_name,
+        response_id=call.response_id,
+        same_call_span_id=None if same_call is None else same_call.span.span_id,
     )
-
-
-def _missing_tokens(
-    prompt_ids: list[int] | Unreadable | None, response_ids: list[int] | Unreadable | None, *, is_error: bool
-) -> DropReason | None:
-    """Why a call cannot be trained; None if it can."""
-    if isinstance(prompt_ids, Unreadable) or isinstance(response_ids, Unreadable):
-        return DropReason.UNREADABLE_IDS
-    if not response_ids:
-        return DropReason.FAILED if is_error else DropReason.NO_RESPONSE_IDS
-    return None if prompt_ids else DropReason.NO_PROMPT_IDS

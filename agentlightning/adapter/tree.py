@@ -14,16 +14,7 @@ from typing import Any, Final
 
 from typing_extensions import Self
 
-from agentlightning.adapter.call_filter import (
-    PROXY_SPANS,
-    TRACED_CALL_MATCH,
-    CallCandidate,
-    CallFilter,
-    CallScope,
-    ProxiedCalls,
-    call_test,
-)
-from agentlightning.adapter.calls import (
+from agentlightning.adapter.call_attributes import (
     UNREADABLE,
     Unreadable,
     genai_sections,
@@ -31,6 +22,16 @@ from agentlightning.adapter.calls import (
     prompt_ids_of,
     response_id_of,
     response_ids_of,
+)
+from agentlightning.adapter.calls import (
+    ANY_AGENT,
+    PROXY_SPANS,
+    TRACED_CALL_MATCH,
+    CallFilter,
+    CallScope,
+    ModelCall,
+    ProxiedCalls,
+    call_test,
 )
 from agentlightning.adapter.matching import RewardMatchPolicy, closest_enclosing, match_in_order, movable
 from agentlightning.dialects.attributes import LOGPROBS
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 LLM_CALL_MATCH: Final = r"openai\.chat\.completion"
 _ANY_CHAT_MATCH: Final = "|".join([LLM_CALL_MATCH, *sorted(PROXY_SPANS)])
 """Names of calls of which the default pattern finds triplets."""
-ANY_AGENT: Final = "*"
-"""Label of a call that stands under no named agent."""
 VIRTUAL_ROOT: Final = "virtual-root"
 
 
@@ -229,7 +228,6 @@ class TraceTree:
         within_reward: bool | None = None,
         within_llm_call: bool | None = None,
         existing_llm_call_response_ids: set[str] | None = None,
-        _proxied: ProxiedCalls | None = None,
     ) -> "list[tuple[TraceTree, str]]":
         """The model calls of the tree, each with the label of its agent, parents before their children.
 
@@ -245,18 +243,19 @@ class TraceTree:
         if known is None and within_llm_call is not None:
             known = set()
         has_agent = within_matching_subtree not in (None, ANY_AGENT)
-        scope = CallScope(within_matching_subtree, within_reward, self if within_llm_call else None, has_agent)
-        candidates = self.call_candidates(llm_call_match, agent_match, scope, known, _proxied)
-        return [(call.node, call.agent_name) for call in candidates if not call.dropped and call.agent_name is not None]
+        above = ModelCall(self.span, None, node=self) if within_llm_call else None
+        scope = CallScope(within_matching_subtree, within_reward, above, has_agent)
+        calls = self.model_calls(llm_call_match, agent_match, scope, known)
+        taken = [call for call in calls if call.dropped is None]
+        return [(call.node, call.agent_name) for call in taken if call.node is not None and call.agent_name is not None]
 
-    def call_candidates(
+    def model_calls(
         self,
         llm_call_match: str,
         agent_match: str | AgentMatcher | None,
         scope: CallScope,
         known: set[str] | None,
-        proxied: ProxiedCalls | None = None,
-    ) -> Iterator[CallCandidate]:
+    ) -> Iterator[ModelCall]:
         """Every span that is a model call by its name, taken or dropped, parents before their children.
 
         Calls that the LLM proxy passed on count as well, where the pattern takes chat calls of a tracer. Its spans of
@@ -265,11 +264,16 @@ class TraceTree:
         Args:
             scope: What the root stands in.
             known: Responses that are known already; the set grows. None takes duplicates too.
-            proxied: What `proxied_calls` gives, where the caller has it.
         """
         is_call = re.compile(llm_call_match).search
         is_wanted = name_test(agent_match)
-        proxied = proxied or self.proxied_calls(llm_call_match)
+        may_be_call = call_test(llm_call_match)
+        # A tracer's span that the pattern takes is preferred to another of the same response.
+        proxied = ProxiedCalls(
+            [node.span for node in self._walk()],
+            is_call=lambda span: may_be_call(span.name),
+            is_preferred=lambda span: is_call(span.name),
+        )
         call_filter = CallFilter(proxied, known, is_wanted)
         stack = [(iter([self]), scope)]
         while stack:
@@ -280,10 +284,10 @@ class TraceTree:
                 continue
             in_call = scope.in_call
             if is_call(node.span.name) or (proxied.is_any and proxied.counts(node.span)):
-                candidate = call_filter.candidate(node, scope)
-                if candidate is not None:
-                    yield candidate
-                    in_call = node if candidate.dropped is None else in_call
+                call = call_filter.call_at(node, scope)
+                if call is not None:
+                    yield call
+                    in_call = call if call.dropped is None else in_call
             if not node.children:
                 continue
             agent = node.agent_name()
@@ -294,15 +298,6 @@ class TraceTree:
             below = CallScope(label, in_reward, in_call, scope.has_agent or agent is not None)
             stack.append((iter(node.children), below))
         yield from call_filter.remaining()
-
-    def proxied_calls(self, llm_call_match: str) -> ProxiedCalls:
-        """What the LLM proxy recorded in this trace, where calls are wanted by a pattern."""
-        is_match, may_be_call = re.compile(llm_call_match).search, call_test(llm_call_match)
-        return ProxiedCalls(
-            [node.span for node in self._walk()],
-            is_call=lambda span: may_be_call(span.name),
-            is_preferred=lambda span: is_match(span.name),
-        )
 
     # ------------------------------------------------------------------ rewards and triplets
 
@@ -370,25 +365,17 @@ class TraceTree:
         is_chat = re.compile(_ANY_CHAT_MATCH).search
         if llm_call_match == LLM_CALL_MATCH and not any(is_chat(node.span.name) for node in self._walk()):
             llm_call_match = TRACED_CALL_MATCH
-        proxied = self.proxied_calls(llm_call_match)
-        calls = self.find_llm_calls(
-            llm_call_match=llm_call_match,
-            agent_match=agent_match,
-            within_matching_subtree=ANY_AGENT if agent_match is None else None,
-            within_reward=False if exclude_llm_call_in_reward else None,
-            within_llm_call=False if dedup_llm_call else None,
-            _proxied=proxied,
-        )
+        scope = CallScope(ANY_AGENT if agent_match is None else None, False if exclude_llm_call_in_reward else None)
         nodes: list[TraceTree] = []
         triplets: list[Triplet] = []
-        for node, agent in calls:
-            if has_failed(node.span):
+        for call in self.model_calls(llm_call_match, agent_match, scope, set() if dedup_llm_call else None):
+            if call.dropped is not None or call.node is None or has_failed(call.span):
                 continue
-            triplet = self.span_to_triplet(proxied.with_tokens(node.span), agent)
+            triplet = self.span_to_triplet(call.whole, call.agent_name or ANY_AGENT)
             if _skip_empty_token_spans and not (triplet.prompt.get("token_ids") and triplet.response.get("token_ids")):
-                logger.warning("model call %s is skipped because its token ids were not recorded", node.id)
+                logger.warning("model call %s is skipped because its token ids were not recorded", call.node.id)
                 continue
-            nodes.append(node)
+            nodes.append(call.node)
             triplets.append(triplet)
         rewards = self.match_rewards(reward_match, nodes)
         for node, triplet in zip(nodes, triplets, strict=True):

@@ -19,10 +19,16 @@ from enum import Enum
 from pydantic import BaseModel
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
-from agentlightning.adapter.call_filter import PROXY_SPANS, TRACED_CALL_MATCH, ProxiedCalls
-from agentlightning.adapter.calls import as_token_ids, has_tokens, prompt_ids_of, response_id_of, response_ids_of
+from agentlightning.adapter.call_attributes import (
+    as_token_ids,
+    has_tokens,
+    prompt_ids_of,
+    response_id_of,
+    response_ids_of,
+)
+from agentlightning.adapter.calls import ANY_AGENT, PROXY_SPANS, TRACED_CALL_MATCH, ProxiedCalls
 from agentlightning.adapter.matching import RewardMatchPolicy
-from agentlightning.adapter.tree import ANY_AGENT, LLM_CALL_MATCH, TraceTree
+from agentlightning.adapter.tree import LLM_CALL_MATCH, TraceTree
 from agentlightning.semconv import AGL_EVENT_KIND
 from agentlightning.types.agents import AgentMatcher, agent_name
 from agentlightning.types.core import Triplet

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from agentlightning.adapter.call_attributes import with_recorded_content
 from agentlightning.emitter.object import literal_value
 from agentlightning.errors import InvalidValue
 from agentlightning.events.event import (
@@ -36,7 +37,6 @@ from agentlightning.events.event import (
     ToolCall,
     UserMessage,
 )
-from agentlightning.instrumentation.model_calls import with_recorded_content
 from agentlightning.semconv import (
     AGL_ANNOTATION,
     AGL_EVENT_KIND,

@@ -71,8 +71,8 @@ class PendingSpan(PendingItem):
     def __init__(self, binding: Binding, span: "ReadableSpan", converter: SpanConverter) -> None:
         recording = attributes_of(span).get(RECORDED_AS)
         if recording is not None:
-            own = recording_of(binding.rollout_id, binding.attempt_id, "")
-            span = settled(span, is_whole=not str(recording).startswith(own))
+            own = str(recording).startswith(recording_of(binding.rollout_id, binding.attempt_id, ""))
+            span = settled(span, is_whole=not own)
         self.weight = _weigh(span)  # without super(): every span of an agent passes here
         self.is_settled = False
         self.binding = binding
@@ -114,10 +114,7 @@ class PendingSpan(PendingItem):
         if losses.count == 1:
             logger.warning(
                 "Span '%s' of rollout '%s', attempt '%s', is lost (%s); further losses of it are counted only.",
-                self.span.name,
-                self.binding.rollout_id,
-                self.binding.attempt_id,
-                reason,
+                *(self.span.name, self.binding.rollout_id, self.binding.attempt_id, reason),
             )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentlightning.adapter import TraceReport, TraceToTrajectory, Trajectory, read_jsonl
-from agentlightning.adapter.calls import finish_reason_of
+from agentlightning.adapter.call_attributes import finish_reason_of
 from tests.adapter.spans import CHAT, Conversation, span
 
 TOLD = "gen_ai.completion.0.finish_reason"
@@ -103,7 +103,7 @@ def test_the_reason_is_taken_from_the_other_span_of_the_call_where_the_one_with_
 
     (sequence,) = TraceToTrajectory().adapt([asked, passed_on]).sequences
 
-    assert [(call.span_id, call.finish_reason) for call in sequence.calls] == [("proxy", "length")]
+    assert [(call.span_id, call.finish_reason) for call in sequence.calls] == [("sdk", "length")]
 
 
 def test_files_without_reasons_can_be_read(tmp_path: Path) -> None:

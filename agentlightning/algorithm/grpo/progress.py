@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from agentlightning.adapter import TraceToTrajectory
-from agentlightning.adapter.calls import requests_other_model, response_id_of
+from agentlightning.adapter.call_attributes import requests_other_model, response_id_of
 from agentlightning.adapter.trajectory import DropReason, Trajectory
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.comparison import (

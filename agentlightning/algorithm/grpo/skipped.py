@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from agentlightning.adapter.calls import version_number
+from agentlightning.adapter.call_attributes import version_number
 from agentlightning.adapter.sequences import Trajectory
 from agentlightning.utils.once import once
 

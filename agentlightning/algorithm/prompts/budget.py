@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from agentlightning.adapter.calls import response_id_of
+from agentlightning.adapter.call_attributes import response_id_of
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.utils.json_values import JsonMapping, token_count

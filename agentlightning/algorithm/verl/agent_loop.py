@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
-from agentlightning.adapter.calls import version_number, weights_version_of
+from agentlightning.adapter.call_attributes import version_number, weights_version_of
 from agentlightning.algorithm.batches import Batches, FinishedRollout, Sent
 from agentlightning.algorithm.comparison import reward_of_failed
 from agentlightning.algorithm.grpo.progress import spans_of_model

@@ -8,7 +8,7 @@ A prompt that is too long leaves its row out: advantages are computed from the r
 rows lose nothing. A response that is too long keeps its beginning. Both are counted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -16,13 +16,12 @@ from typing import Final, Literal, get_args
 import orjson
 import torch
 
-from agentlightning.adapter.calls import as_token_ids, logprobs_of
-from agentlightning.adapter.sequence_builder import CallTokens, SequenceBuilder
+from agentlightning.adapter.calls import ModelCall
+from agentlightning.adapter.sequence_builder import SequenceBuilder
 from agentlightning.adapter.sequences import BreakReason, DropReason, TokenSequence, Trajectory
-from agentlightning.adapter.tree import ANY_AGENT
 from agentlightning.algorithm.comparison import FailedReward, check_failed_reward
 from agentlightning.algorithm.verl.launch import Configuration
-from agentlightning.dialects.attributes import LOGPROBS
+from agentlightning.dialects.attributes import LOGPROBS, PROMPT_IDS, RESPONSE_IDS
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Span, Triplet
 from agentlightning.utils.json_values import JsonObject
@@ -67,7 +66,7 @@ def as_trajectory(trace: Trajectory | Sequence[Triplet]) -> Trajectory:
     if isinstance(trace, Trajectory):
         return trace
     builder = SequenceBuilder()
-    for _, call in _calls(trace):
+    for call in _calls(trace):
         builder.add(call)
     sequences = tuple(sequence.finished() for sequence in builder.sequences)
     return Trajectory(rollout_id="", attempt_id="", sequences=sequences, breaks=tuple(builder.breaks))
@@ -78,7 +77,7 @@ def count_calls(trace: Trajectory | Sequence[Triplet]) -> tuple[int, int]:
     if isinstance(trace, Trajectory):
         without = sum(call.reason in _WITHOUT_TOKENS for call in trace.dropped)
         return sum(len(sequence.calls) for sequence in trace.sequences), without
-    found = sum(1 for _ in _calls(trace))
+    found = len(_calls(trace))
     return found, len(trace) - found
 
 
@@ -91,26 +90,16 @@ def _cuts(sequence: TokenSequence, level: Level) -> list[tuple[int, int]]:
     return [(sequence.loss_mask.index(1), len(sequence.token_ids))]
 
 
-def _calls(triplets: Sequence[Triplet]) -> Iterator[tuple[int, CallTokens]]:
-    """Triplets with tokens, each with its place among all of them."""
+def _calls(triplets: Sequence[Triplet]) -> list[ModelCall]:
+    """Triplets with tokens, as calls of spans with these alone."""
+    calls: list[ModelCall] = []
     for number, triplet in enumerate(triplets):
-        prompt_ids, response_ids = _ids(triplet.prompt), _ids(triplet.response)
-        if prompt_ids and response_ids:
-            yield (
-                number,
-                CallTokens(
-                    span=Span.from_attributes(attributes={}, sequence_id=number, span_id=f"triplet-{number}"),
-                    agent_name=triplet.metadata.get("agent_name") or ANY_AGENT,
-                    prompt_ids=prompt_ids,
-                    response_ids=response_ids,
-                    logprobs=logprobs_of({LOGPROBS: triplet.response.get("logprobs")}, len(response_ids)),
-                ),
-            )
-
-
-def _ids(side: object) -> list[int]:
-    found = as_token_ids(side.get("token_ids")) if isinstance(side, dict) else None
-    return found if isinstance(found, list) else []
+        ids = ((PROMPT_IDS, triplet.prompt, "token_ids"), (RESPONSE_IDS, triplet.response, "token_ids"))
+        facts = (*ids, (LOGPROBS, triplet.response, "logprobs"))
+        span = Span.from_attributes(attributes={}, sequence_id=number, span_id=f"triplet-{number}")
+        span.attributes |= {name: side[key] for name, side, key in facts if isinstance(side, dict) and key in side}
+        calls.append(ModelCall(span, triplet.metadata.get("agent_name")))
+    return [call for call in calls if call.flaw is None]
 
 
 def write_mismatches(rollout_id: str, data_id: str, trace: Trajectory | Sequence[Triplet], folder: Path) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentlightning.adapter.trajectory import DropReason, SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.batches import TrainingUse
@@ -40,6 +40,8 @@ from agentlightning.errors import ConfigurationError
 
 if TYPE_CHECKING:  # which needs torch
     from agentlightning.engine.model import CausalModel
+
+MOST_ADVANTAGE: Final = 1e9  # squared and summed over all weights, gradients of more are infinite in 32 bits
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,8 @@ def _judged(
             same.setdefault(outcome.group, []).append(outcome)
         elif not is_lesson:
             report.skip(outcome.rollout_id, Skipped.GROUP_TOO_SMALL if own else Skipped.EMPTY_TRACE)
-        judged.append(_Judged(outcome, found.values[start:end], is_lesson))
+        bounded = [max(-MOST_ADVANTAGE, min(value, MOST_ADVANTAGE)) for value in found.values[start:end]]
+        judged.append(_Judged(outcome, bounded, is_lesson))
         start = end
     known = [*report.rewards, *seen_rewards]
     report.same = [_same_group(group, min(known), max(known)) for group in same.values()]

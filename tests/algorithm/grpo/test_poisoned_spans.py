@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="GRPO needs torch")
 
 import agentlightning as agl  # noqa: E402 # after the check for torch
+from agentlightning.algorithm.grpo.settings import SampleSettings  # noqa: E402
 from agentlightning.store.http.app import build_app  # noqa: E402
 from agentlightning.store.http.tokens import sign_for_attempt  # noqa: E402
 from tests.algorithm.grpo.training import Asking, SharedEngine, ask, curve, every_second, fit, grpo  # noqa: E402
@@ -116,6 +117,21 @@ def test_hostile_attributes_change_nothing_for_the_run(engine: SharedEngine) -> 
     points = curve(made, "skipped/bad_sample", "skipped/bad_reward", "rollouts/used", "reward/mean")
     healthy = {"skipped/bad_sample": 0, "skipped/bad_reward": 0, "rollouts/used": 2 * n, "reward/mean": 0.5}
     assert points == [healthy] * 2
+
+
+@pytest.mark.parametrize("reward", [1e99, -1e25])
+@pytest.mark.parametrize("advantage", ["grpo_no_std", "rloo", lambda compared: [one.reward for one in compared]])
+def test_a_huge_reward_ends_nothing_where_advantages_grow_with_rewards(
+    engine: SharedEngine, advantage: Any, reward: float
+) -> None:
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        return reward if agent.seen.total() == 2 else every_second(agent, task, rollout, said)
+
+    made = fit(grpo(steps=1, sampling=SampleSettings(advantage=advantage)), Asking(judge))
+
+    (figures,) = curve(made, "learner/samples", "learner/grad_norm")
+    assert figures["learner/samples"] == 4
+    assert 0 < figures["learner/grad_norm"] < 1e19
 
 
 def test_an_adapter_that_fails_for_one_rollout_leaves_out_that_one(

@@ -45,7 +45,7 @@ from agentlightning.store.http.codec import (
     too_deep,
 )
 from agentlightning.store.http.failures import failure_of
-from agentlightning.store.http.service import StoreService
+from agentlightning.store.http.service import Caller, StoreService
 from agentlightning.store.http.tokens import check_subscription
 from agentlightning.store.operations import Operation, operations_of
 from agentlightning.types import Notice, PaginatedResult
@@ -82,14 +82,14 @@ async def serve_live(service: StoreService, scope: Any, receive: Receive, send: 
     await receive()  # the announcement of the connection
     try:
         service.callers.check(scope)
-        service.admit(request.header(b"authorization"))
+        caller = service.caller(request.header(b"authorization"))
     except AgentLightningError as error:
         await _deny(request, send, error)
         return
     await send({"type": "websocket.accept"})
     service.live_connections += 1
     try:
-        await _LiveConnection(service, request, send).serve()
+        await _LiveConnection(service, caller, request, send).serve()
     finally:
         service.live_connections -= 1
 
@@ -111,13 +111,10 @@ async def _deny(request: Request, send: Send, error: AgentLightningError) -> Non
 class _LiveConnection:
     """One client's channel."""
 
-    def __init__(self, service: StoreService, request: Request, send: Send) -> None:
+    def __init__(self, service: StoreService, caller: Caller, request: Request, send: Send) -> None:
         client = request.scope.get("client") or ("", 0)
         self._service = service
-        self._authorization = request.header(b"authorization")
-        self._permitted = service.admit(self._authorization)
-        self._max_bytes = service.max_bytes(self._permitted)
-        self._expires_at = service.expires_at(self._authorization)
+        self._caller = caller
         self._receive = request.receive
         self._send = send
         self._is_compact = ("compact", "1") in request.query
@@ -137,7 +134,7 @@ class _LiveConnection:
     async def serve(self) -> None:
         writing = asyncio.create_task(self._write(), name="agl-live-writer")
         try:
-            left = None if self._expires_at is None else max(self._expires_at - time.time(), 0.0)
+            left = None if self._caller.expires_at is None else max(self._caller.expires_at - time.time(), 0.0)
             await asyncio.wait_for(self._read(), left)
         except (asyncio.TimeoutError, InvalidToken):
             await self._close(_POLICY_VIOLATION, "The token has expired.")
@@ -157,9 +154,9 @@ class _LiveConnection:
     # ------------------------------------------------------------------ reading
 
     async def _read(self) -> None:
-        limit = self._max_bytes
+        limit = self._caller.max_bytes
         while (received := await self._receive())["type"] == "websocket.receive":
-            if self._expires_at is not None and time.time() >= self._expires_at:
+            if self._caller.expires_at is not None and time.time() >= self._caller.expires_at:
                 raise InvalidToken("The token has expired.")
             frame = received.get("bytes") or received.get("text") or b""
             if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
@@ -196,8 +193,8 @@ class _LiveConnection:
         if may_be_deep and not is_encodable(message.get("args")):
             self._tell_failure(number, too_deep())
             return
-        if may_be_large and len(orjson.dumps(message)) > self._max_bytes:
-            self._tell_failure(number, too_large(self._max_bytes))
+        if may_be_large and len(orjson.dumps(message)) > self._caller.max_bytes:
+            self._tell_failure(number, too_large(self._caller.max_bytes))
             return
         if "subscribe" in message:
             work, waits = self._follow(number, message), True
@@ -221,18 +218,18 @@ class _LiveConnection:
             if op is None:
                 raise InvalidQuery(f"There is no store operation '{message.get('op')}'.")
             codec, arguments = codec_of(op.name), message.get("args", {})
-            call = partial(self._service.call, codec, arguments, self._permitted, self._authorization)
+            call = self._caller.call_of(codec)
             if op.mutates:
-                await self._tell_result(number, codec, await call())
+                await self._tell_result(number, codec, await call(arguments))
             elif waits:
-                result = await call()
+                result = await call(arguments)
                 async with self._reads:
                     await self._until_unread(SHARE_BYTES)
                     await self._tell_result(number, codec, result)
             else:
                 async with self._reads:
                     await self._until_unread(SHARE_BYTES)
-                    await self._tell_read(number, codec, call, kind_of(op.name, arguments))
+                    await self._tell_read(number, codec, partial(call, arguments), kind_of(op.name, arguments))
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
 
@@ -261,7 +258,7 @@ class _LiveConnection:
         subscription: Any = None
         self._service.subscriptions += 1
         try:
-            check_subscription(self._permitted)
+            check_subscription(self._caller.scope)
             kinds, after = _subscription_of(message)
             subscription = self._service.store.subscribe(kinds, after=after)
             self._tell(b'{"id":%d,"cursor":%d}' % (number, subscription.cursor))

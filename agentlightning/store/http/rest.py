@@ -31,8 +31,8 @@ from agentlightning.store.http.routes import (
     RestRoute,
     route_table,
 )
-from agentlightning.store.http.service import StoreService, is_page
-from agentlightning.store.http.tokens import Scope, check_permission, check_server_page, check_traces
+from agentlightning.store.http.service import Caller, StoreService, is_page
+from agentlightning.store.http.tokens import check_server_page, check_traces
 from agentlightning.store.operations import ALL_ITEMS
 
 logger = logging.getLogger(__name__)
@@ -104,11 +104,11 @@ class StoreRoutes:
         try:
             self._service.callers.check(scope)
             is_public = is_read and is_page(scope["path"])
-            permitted = Scope("admin") if is_public else self._service.admit(request.header(b"authorization"))
-            response = await self._routed(request, permitted, memory)
+            caller = self._service.caller(None if is_public else request.header(b"authorization"))
+            response = await self._routed(request, caller, memory)
             if response is None:
                 if is_read:
-                    check_server_page(permitted, scope["path"])
+                    check_server_page(caller.scope, scope["path"])
                 await self._app(scope, request.receive, with_nosniff(send))
             return response
         except Disconnected:
@@ -117,17 +117,17 @@ class StoreRoutes:
             return failure_of(error).response()
 
     async def _routed(
-        self, request: Request, permitted: Scope, memory: AsyncExitStack
+        self, request: Request, caller: Caller, memory: AsyncExitStack
     ) -> Response | LargeResponse | None:
         """The answer of a route of ours; None if the path is none of ours."""
         path, verb = request.scope["path"], request.scope["method"]
         found = route_table().find(verb, request.raw_path)
         if found is not None:
-            return await self._operation(request, permitted, memory, *found)
+            return await self._operation(request, caller, memory, *found)
         if path == TRACES_PATH and verb == "POST":
-            return await self._traces(request, permitted)
+            return await self._traces(request, caller)
         if path == NOTICES_PATH and verb == "GET":
-            reading = self._service.read_notices(permitted, request.query)
+            reading = self._service.read_notices(caller.scope, request.query)
             return Response(200, await request.unless_disconnected(reading))
         if verbs := route_table().verbs(request.raw_path):
             detail = f"{path} does not take {verb}, only {' and '.join(verbs)}."
@@ -143,12 +143,12 @@ class StoreRoutes:
         return None
 
     async def _operation(
-        self, request: Request, permitted: Scope, memory: AsyncExitStack, route: RestRoute, in_path: dict[str, str]
+        self, request: Request, caller: Caller, memory: AsyncExitStack, route: RestRoute, in_path: dict[str, str]
     ) -> Response | LargeResponse:
         op, service = route.codec.op, self._service
-        check_permission(permitted, op)
+        call = caller.call_of(route.codec)
         async with AsyncExitStack() as received:
-            body = b"" if route.verb == "GET" else await received.enter_async_context(self._body(request, permitted))
+            body = b"" if route.verb == "GET" else await received.enter_async_context(self._body(request, caller))
             parsed = await service.bodies.parse(body, parse_foreign_json) if body else None
             given = route.arguments(in_path, request.query, parsed)
             if op.mutates and is_deep(body, given):
@@ -159,7 +159,7 @@ class StoreRoutes:
             kind = kind_of(op.name, given)
             if op.is_query:
                 await memory.enter_async_context(service.answers.room_for(kind))
-            calling = service.call(route.codec, given, permitted, request.header(b"authorization"))
+            calling = call(given)
             if op.may_wait(given):
                 await received.aclose()
                 calling = request.unless_disconnected(calling)
@@ -176,23 +176,23 @@ class StoreRoutes:
         await memory.aclose()
         return response
 
-    async def _traces(self, request: Request, permitted: Scope) -> Response:
+    async def _traces(self, request: Request, caller: Caller) -> Response:
         media_type = request.header(b"content-type").split(";")[0].strip().lower()
-        check_traces(permitted)
+        check_traces(caller.scope)
         is_json = format_of(media_type) == JSON
-        async with self._body(request, permitted, is_json=is_json) as body:
+        async with self._body(request, caller, is_json=is_json) as body:
             if is_json:
                 await self._service.bodies.parse(body, lambda body: None)
             traces = await asyncio.to_thread(read_traces, body, media_type)  # a large one takes a while
-            check_traces(permitted, [(span.rollout_id, span.attempt_id) for span in traces.spans])
-            await self._service.check_attempt(permitted)
+            check_traces(caller.scope, [(span.rollout_id, span.attempt_id) for span in traces.spans])
+            await self._service.check_attempt(caller.scope)
             rejected = await ingest_traces(self._service.store, traces)
         return Response(200, encode_answer(media_type, rejected.count, rejected.message), media_type.encode())
 
-    def _body(self, request: Request, permitted: Scope, *, is_json: bool = True) -> AbstractAsyncContextManager[bytes]:
-        service, limit = self._service, self._service.max_bytes(permitted)
+    def _body(self, request: Request, caller: Caller, *, is_json: bool = True) -> AbstractAsyncContextManager[bytes]:
+        service = self._service
         timeout = service.body_timeout_seconds
-        return service.bodies.read(request, max_bytes=limit, timeout_seconds=timeout, is_json=is_json)
+        return service.bodies.read(request, max_bytes=caller.max_bytes, timeout_seconds=timeout, is_json=is_json)
 
 
 def _counted(parts: Iterable[bytes], count: Callable[[int], None]) -> Iterator[bytes]:

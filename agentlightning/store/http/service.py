@@ -9,7 +9,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -46,6 +46,7 @@ from agentlightning.utils.metrics import MetricsBackend
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+BoundCall = Callable[[Any], Awaitable[Any]]
 
 OPERATION_SECONDS = "agl_server_operation_seconds"
 FAILURES = "agl_server_failures_total"
@@ -65,6 +66,7 @@ MOST_ITEMS = 10_000
 MOST_ATTEMPTS = 10_000
 """Attempts whose tokens were checked lately."""
 _ADMIN = Scope("admin")
+_GIVES_BACK = "mark_worker_lost"
 
 
 class NoticesQuery(TypedDict):
@@ -114,10 +116,10 @@ class StoreService:
             origin_option="--cors-origin",
             is_page=is_page,
         )
-        self._token = token
-        self._trackers = trackers
+        self.token = token
+        self.trackers = trackers
         self._waiting: set[asyncio.Task[object]] = set()
-        self._credentials = AnswerCredentials(store, token)
+        self.credentials = AnswerCredentials(store, token)
         self._attempts_until: dict[Scope, float] = {}
         for tracker in trackers:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
@@ -127,54 +129,12 @@ class StoreService:
     def waiting_calls(self) -> int:
         return len(self._waiting)
 
-    def admit(self, authorization: str) -> Scope:
-        """What the bearer of an Authorization header may do; `InvalidToken` if nothing."""
-        return _ADMIN if self._token is None else admit(self._token, authorization)
-
-    def max_bytes(self, scope: Scope) -> int:
-        """How large a request of that scope may be."""
-        return self.max_request_bytes if scope.kind == "admin" else min(self.max_request_bytes, LARGE_BYTES)
-
-    def expires_at(self, authorization: str) -> float | None:
-        """When an admitted token expires, in seconds since the epoch; None if it never does."""
-        if self._token is None or bearer_token(authorization) == self._token:
-            return None
-        return describe_token(bearer_token(authorization)).expires_at
-
-    async def call(self, codec: OperationCodec, given: Any, scope: Scope, authorization: str) -> Any:
-        """Run an operation whose arguments came as plain values, for a caller who was admitted with this scope."""
-        if not self._trackers:
-            return await self._call(codec, given, scope, authorization)
-        name, began = codec.op.name, time.perf_counter()
-        try:
-            return await self._call(codec, given, scope, authorization)
-        except Exception as error:
-            for tracker in self._trackers:
-                tracker.inc_counter(FAILURES, 1, {"operation": name, "error_type": type(error).__name__})
-            raise
-        finally:
-            for tracker in self._trackers:
-                tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": name})
-
-    async def _call(self, codec: OperationCodec, given: object, scope: Scope, authorization: str) -> object:
-        op = codec.op
-        check_permission(scope, op)
-        items = given.get(op.many) if isinstance(given, dict) else None
-        if isinstance(items, list) and len(items) > MOST_ITEMS:
-            raise PayloadTooLarge(f"{len(items)} {op.many} in one call; send up to {MOST_ITEMS} at a time.")
-        arguments = codec.decode_arguments(given)
-        check_permission(scope, op, arguments)
-        _check_ids(arguments)
-        await self.check_attempt(scope)
-        if self._token is not None:
-            _mark_owner(op, arguments, scope, bearer_token(authorization))
-        if op.is_query:
-            async with self.answers.making.taken(1):
-                result = await self.store.perform(op.name, arguments)
-        else:
-            running = self.store.perform(op.name, arguments)
-            result = await (self.waiting(running) if op.may_wait(arguments) else running)
-        return await self._credentials.shown_to(scope, result)
+    def caller(self, authorization: str | None) -> "Caller":
+        """The bearer of an Authorization header, or anybody where no token is needed; `InvalidToken` for a bad one."""
+        if self.token is None or authorization is None:
+            return Caller(self, _ADMIN)
+        scope, token = admit(self.token, authorization), bearer_token(authorization)
+        return Caller(self, scope, token, None if token == self.token else describe_token(token).expires_at)
 
     async def check_attempt(self, scope: Scope) -> None:
         """Refuse the token of an attempt that has been over for a minute.
@@ -288,25 +248,100 @@ async def gather_notices(subscription: AsyncIterator[Notice], wait_seconds: floa
     return notices
 
 
-def _check_ids(arguments: Mapping[str, Any]) -> None:
+class Caller:
+    """Who calls, over one connection or in one request: what a token permits, decided once for each operation."""
+
+    def __init__(
+        self, service: StoreService, scope: Scope, token: str | None = None, expires_at: float | None = None
+    ) -> None:
+        self.scope = scope
+        self.expires_at = expires_at
+        """In seconds since the epoch; None if the token never expires."""
+        self.max_bytes = (
+            service.max_request_bytes if scope.kind == "admin" else min(service.max_request_bytes, LARGE_BYTES)
+        )
+        """How large a request may be."""
+        self._service = service
+        self._key = None if token is None else hashlib.sha256(token.encode()).digest()
+        self._calls: dict[str, BoundCall] = {}
+
+    def call_of(self, codec: OperationCodec) -> BoundCall:
+        """Runs an operation whose arguments came as plain values; `NotAllowed` if the scope permits it for nothing."""
+        name = codec.op.name
+        call = self._calls.get(name)
+        if call is None:
+            check_permission(self.scope, codec.op)
+            call = self._calls[name] = self._measured(name, self._bind(codec))
+        return call
+
+    def _bind(self, codec: OperationCodec) -> BoundCall:
+        op, scope, service, store = codec.op, self.scope, self._service, self._service.store
+        ids = [name for name in op.hints if name.endswith("_id")]
+        many, is_attempt, is_marked = op.many, scope.kind == "attempt", "claim_id" in op.hints or op.name == _GIVES_BACK
+
+        async def call(given: Any) -> Any:
+            if many is not None and isinstance(given, dict):
+                _check_number(many, given.get(many))
+            arguments = codec.decode_arguments(given)
+            for name in ids:
+                _check_id(name, arguments.get(name))
+            if many == "rollouts":
+                for request in arguments[many]:
+                    _check_id("rollout_id", request.rollout_id)
+            if is_attempt:
+                check_permission(scope, op, arguments)
+                await service.check_attempt(scope)
+            if is_marked:
+                self._mark_owner(op, arguments)
+            running = getattr(store, op.name)(**arguments)
+            if op.is_query:
+                async with service.answers.making.taken(1):
+                    result = await running
+            else:
+                result = await (service.waiting(running) if op.may_wait(arguments) else running)
+            return await service.credentials.shown_to(scope, result)
+
+        return call
+
+    def _measured(self, name: str, call: BoundCall) -> BoundCall:
+        trackers, labels = self._service.trackers, {"operation": name}
+
+        async def measured(given: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return await call(given)
+            except Exception as error:
+                for tracker in trackers:
+                    tracker.inc_counter(FAILURES, 1, {**labels, "error_type": type(error).__name__})
+                raise
+            finally:
+                for tracker in trackers:
+                    tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, labels)
+
+        return measured if trackers else call
+
+    def _mark_owner(self, op: Operation, arguments: dict[str, Any]) -> None:
+        """Give the slot of a claim a name of the caller's token, so that nobody is given what is another caller's.
+
+        Such a name begins with what stands for the token, by which a runner's token finds what was claimed with it.
+        """
+        if self._key is None:
+            return
+        owner = hashlib.blake2b(key=self._key, digest_size=8).hexdigest()
+        if arguments.get("claim_id") is not None:
+            slot, counter = slot_of(arguments["claim_id"])
+            named = hashlib.blake2b(slot.encode(), key=self._key, digest_size=16).hexdigest()
+            arguments["claim_id"] = f"{owner}-{named}:{counter}"
+        if op.name == _GIVES_BACK and self.scope.kind != "admin":
+            arguments["claimed_with"] = f"{owner}-"
+
+
+def _check_number(many: str, items: object) -> None:
+    if isinstance(items, list) and len(items) > MOST_ITEMS:
+        raise PayloadTooLarge(f"{len(items)} {many} in one call; send up to {MOST_ITEMS} at a time.")
+
+
+def _check_id(name: str, value: object) -> None:
     """Refuse ids that would cost more to keep than what they name."""
-    for name, value in arguments.items():
-        if isinstance(value, str) and name.endswith("_id") and len(value) > MOST_ID_CHARACTERS:
-            raise InvalidValue(f"'{name}' has {len(value)} characters; ids have up to {MOST_ID_CHARACTERS}.")
-    for request in arguments.get("rollouts", ()):
-        _check_ids({"rollout_id": request.rollout_id})
-
-
-def _mark_owner(op: Operation, arguments: dict[str, Any], scope: Scope, token: str) -> None:
-    """Give the slot of a claim a name of the caller's token, so that nobody is given what is another caller's.
-
-    Such a name begins with what stands for the token, by which a runner's token finds what was claimed with it.
-    """
-    key = hashlib.sha256(token.encode()).digest()
-    owner = hashlib.blake2b(key=key, digest_size=8).hexdigest()
-    if arguments.get("claim_id") is not None:
-        slot, counter = slot_of(arguments["claim_id"])
-        named = hashlib.blake2b(slot.encode(), key=key, digest_size=16).hexdigest()
-        arguments["claim_id"] = f"{owner}-{named}:{counter}"
-    if op.name == "mark_worker_lost" and scope.kind != "admin":
-        arguments["claimed_with"] = f"{owner}-"
+    if isinstance(value, str) and len(value) > MOST_ID_CHARACTERS:
+        raise InvalidValue(f"'{name}' has {len(value)} characters; ids have up to {MOST_ID_CHARACTERS}.")

@@ -133,13 +133,11 @@ class Slow(InMemoryLightningStore):
 
     under_way = 0
 
-    async def perform(self, name: str, arguments: Any) -> Any:
-        if name != "enqueue_rollout":
-            return await super().perform(name, arguments)
+    async def enqueue_rollout(self, *args: Any, **kwargs: Any) -> Any:
         self.under_way += 1
         try:
             await asyncio.sleep(0.3)
-            return await super().perform(name, arguments)
+            return await super().enqueue_rollout(*args, **kwargs)
         finally:
             self.under_way -= 1
 

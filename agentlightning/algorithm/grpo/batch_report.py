@@ -91,7 +91,7 @@ class BatchReport:
         if self.rewards:
             found |= {"reward/mean": fmean(self.rewards), "reward/max": max(self.rewards)}
             found["reward/min"] = min(self.rewards)
-        if any(self.call_rewards):
+        if self.call_rewards:
             found["reward/of_calls"] = fmean(self.call_rewards)
         if self.penalties:
             found["reward/overlong_penalty"] = fmean(self.penalties)

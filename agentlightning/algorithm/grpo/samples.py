@@ -217,8 +217,9 @@ def _judged(
     """Rollouts with their advantages, less those that have no reward."""
     scored = _scored(outcomes, settings, report)
     values = [_returns(outcome, settings, report) for outcome in scored]
-    own_rewards = ([call.reward or 0.0 for call in calls] for calls in map(_calls, scored) if calls)
-    report.call_rewards = [fsum(one for one in own if is_finite(one)) for own in own_rewards]
+    own_rewards = [[call.reward for call in calls] for calls in map(_calls, scored) if calls]
+    if any(reward is not None for own in own_rewards for reward in own):
+        report.call_rewards = [fsum(one for one in own if one is not None and is_finite(one)) for own in own_rewards]
     if settings.credit == "turn":
         scored = [replace(outcome, reward=first_return(outcome, settings.discount)) for outcome in scored]
         groups = [f"{one.group}/{turn}" for one, own in zip(scored, values, strict=True) for turn in range(len(own))]

@@ -313,3 +313,13 @@ def test_the_reward_of_a_turn_that_is_not_finite_counts_as_none(turn: float | No
     made = batch_of([with_turn(turn, 1.0), with_turn(0.0, 0.0)], SampleSettings(credit="turn"))
 
     assert [sample.advantage for sample in made.samples] == pytest.approx([1.0, -1.0], abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "mean"), [([0.0, 0.0], 0.0), ([1.0, None], 0.5), ([None, None], None)], ids=["zeros", "some", "none"]
+)
+def test_rewards_of_calls_are_shown_where_there_are_any(rewards: list[float | None], mean: float | None) -> None:
+    outcomes = [
+        outcome(float(number), token_sequence(([1], [2]), rewards=[reward])) for number, reward in enumerate(rewards)
+    ]
+    assert batch_of(outcomes, SampleSettings()).report.metrics().get("reward/of_calls") == mean

@@ -171,6 +171,14 @@ class TestResuming:
         for name, weight in whole.learner.model.trainable().items():
             assert torch.equal(second.learner.model.trainable()[name], weight)
 
+    def test_a_run_that_begins_anew_keeps_the_checkpoints_of_the_one_before(self, tmp_path: Path) -> None:
+        for epochs in (3, 2):
+            run(fitting(Split(TRAIN, []), Checkpoints(tmp_path / "tiny"), epochs=epochs))
+
+        latest = [Checkpoints(place / "tiny").latest() for place in (tmp_path / "earlier-1", tmp_path)]
+
+        assert [one.step for one in latest if one is not None] == [3, 2]
+
     def test_where_no_epoch_was_better_the_weights_of_the_beginning_remain(self, tmp_path: Path) -> None:
         contrary = [sample([n, n], [likeliest([n, n])], group="held") for n in range(6)]
         split, checkpoints = Split(TRAIN, contrary), Checkpoints(tmp_path)

@@ -217,7 +217,7 @@ def learning_rate_too_high(evidence: Evidence) -> Finding | None:
             advice,
             {"entropy": max(entropies), "learning_rate": rate},
         )
-    rises = bool(rewards) and fmean(rewards[-3:]) > fmean(rewards[:3])
+    rises = bool(rewards) and (fmean(rewards[-3:]), rewards[-1]) > (fmean(rewards[:3]), rewards[0])  # of 2 steps too
     if changes and max(changes) > RUNAWAY_KL * (FORGIVEN if rises else 1):
         return Finding(
             "learning_rate_too_high",

@@ -187,3 +187,15 @@ async def test_silent_agents_are_alive_while_their_runner_beats() -> None:
 
     assert await worked.statuses() == ["succeeded"] * concurrency
     assert [len(await store.query_attempts(rollout_id)) for rollout_id in worked.rollout_ids] == [1] * concurrency
+
+
+async def test_a_runner_that_ends_with_nothing_to_do_says_nothing_of_lost_work(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, _ = await counted_store()
+
+    with caplog.at_level("INFO"):
+        await store.update_worker("Worker-0", {})
+        assert list(await store.mark_worker_lost("Worker-0", "the runner stopped")) == []
+
+    assert caplog.messages == []

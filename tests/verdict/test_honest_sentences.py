@@ -144,6 +144,12 @@ async def test_a_run_that_has_sent_nothing_yet_is_not_told_to_look_at_its_data(s
     assert "No rollout was finished. " in verdict.sentence
 
 
+@pytest.mark.parametrize(("last", "findings"), [(0.8, ["few_steps"]), (0.2, ["learning_rate_too_high", "few_steps"])])
+async def test_a_smoke_test_is_forgiven_a_large_step_too_if_its_reward_rises(last: float, findings: list[str]) -> None:
+    found = await judged(Fault("", points=curve(reward=[0.5, last], kl=[0.01, 0.8])))
+    assert [one.name for one in found.findings] == findings
+
+
 async def test_an_algorithm_that_does_not_wait_is_told_so() -> None:
     run = await Recorded().begin()
     await run.group([1.0] * 4)

@@ -78,8 +78,9 @@ def mark_worker_lost(
         if is_sole or (attempt.rollout_id, attempt.attempt_id) in owned:
             lose_attempt(tx, now, rollout, attempt, reason)
             lost.append(rollout.rollout_id)
+    if lost:
+        logger.info("%d rollouts were lost with worker '%s': %s.", len(lost), worker_id, reason)
     worker = tx.get(Worker, worker_id)
     if worker is not None and (lost or claimed_with is None):
-        logger.info("Lost: %s.", reason)
         put_worker(tx, worker, replaced(worker, status="unknown", current_rollout_id=None, current_attempt_id=None))
     return lost

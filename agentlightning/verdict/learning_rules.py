@@ -272,7 +272,7 @@ def few_steps(evidence: Evidence) -> Finding | None:
     learned = evidence.steps_learned
     if not 0 < learned < FEW_STEPS:
         return None
-    is_cut_short = len(evidence.points) < (evidence.setting("steps") or 0)
+    is_cut_short = len(evidence.series("reward/mean")) < (evidence.setting("steps") or 0)
     return Finding(
         "few_steps",
         f"Only {counted(learned, 'step')} taught the model something.",

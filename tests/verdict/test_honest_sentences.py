@@ -67,7 +67,9 @@ async def test_a_stopped_run_is_judged_by_its_baseline_unless_its_tasks_are_othe
 
 
 async def test_a_stopped_run_is_told_to_run_to_its_end() -> None:
-    found = await judged_with({"steps": 60}, FAULTS["too few steps"], status="stopped")
+    validated: list[dict[str, float]] = [{"validation/reward": 0.5}, {"validation/sampled_reward": 0.5}]
+    fault = Fault("", points=[*validated, *FAULTS["too few steps"].points])
+    found = await judged_with({"steps": 4}, fault, status="stopped")
     assert found.findings[0].advice == "Let it run to its end; tens of steps are usual."
 
 

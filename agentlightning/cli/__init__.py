@@ -52,19 +52,6 @@ _RELATED = {
 }
 """Words that are no commands, and the command that does what they say."""
 
-EXAMPLES = """\
-examples:
-  agl store --backend sqlite --path runs.db
-  agl store status runs.db
-  agl dashboard runs.db
-  agl why runs.db
-  agl store export runs.db runs.jsonl
-  agl runner --store http://trainer:4747 my_agent:agent
-  agl run --store runs.db -- python my_script.py
-  agl proxy --model qwen=http://127.0.0.1:8000/v1 --store http://127.0.0.1:4747
-
-`agl COMMAND --help` tells more."""
-
 
 def module_of(command: str) -> str:
     """The module of a command, which is its `main`."""
@@ -81,7 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(
         prog="agl",
         description=f"Agent Lightning makes any AI agent learn.\n\ncommands:\n{lines}",
-        examples=EXAMPLES,
+        examples="""\
+examples:
+  agl store --backend sqlite --path runs.db
+  agl store status runs.db
+  agl dashboard runs.db
+  agl why runs.db
+  agl store export runs.db runs.jsonl
+  agl runner --store http://trainer:4747 my_agent:agent
+  agl run --store runs.db -- python my_script.py
+  agl proxy --model qwen=http://127.0.0.1:8000/v1 --store http://127.0.0.1:4747
+
+`agl COMMAND --help` tells more.""",
         usage="agl [-h] [--version] COMMAND ...",
     )
     parser.add_argument("--version", action="version", version=f"agentlightning {agentlightning.__version__}")

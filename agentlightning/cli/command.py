@@ -101,16 +101,17 @@ def one_of(*arguments: Argument) -> Argument:
     return add
 
 
-def verbs(
-    meanings: Mapping[str, str], arguments: Mapping[str, Sequence[Argument]], *, examples: str, required: bool = False
-) -> Argument:
-    """Verbs of a command: what each does, and its own arguments."""
+def verbs(*every: tuple[str, str, Sequence[Argument]], required: bool = False) -> Argument:
+    """Verbs of a command: the name of each, what it does, and its own arguments."""
 
     def add(parser: argparse.ArgumentParser) -> None:
-        every = parser.add_subparsers(dest="verb", required=required, metavar=f"{{{','.join(meanings)}}}")
-        for verb, what in meanings.items():
-            own = every.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=examples)
-            for each in arguments[verb]:
+        listed = ",".join(verb for verb, _, _ in every)
+        subparsers = parser.add_subparsers(dest="verb", required=required, metavar=f"{{{listed}}}")
+        for verb, meaning, arguments in every:
+            own = subparsers.add_parser(
+                verb, help=meaning, description=f"{meaning.capitalize()}.", examples=parser.epilog
+            )
+            for each in arguments:
                 each(own)
 
     return add

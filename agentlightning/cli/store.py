@@ -51,7 +51,14 @@ from agentlightning.utils.server_launcher import ending_signal, tune_process
 DEFAULT_PORT = 4747
 DEFAULT_SQLITE_PATH = "agentlightning.db"
 
-EXAMPLES = """\
+_COPIED: Final = argument("path", help="the store file, or the address of a database")
+_JSON: Final = argument("--json", action="store_true", help="one line of JSON")
+
+
+@cli_command(
+    "store",
+    description="Serve a store. With a verb: look into a store, copy it, move it.",
+    examples="""\
 examples:
   agl store                                            serve a store in memory at http://127.0.0.1:4747
   agl store --backend sqlite --path runs.db            serve a file; it outlives the server
@@ -62,45 +69,7 @@ examples:
   agl store export runs.db runs.jsonl                  everything as JSON lines
   agl store import new.db runs.jsonl                   JSON lines into a new store
   agl store import postgresql://agl@db/agl runs.jsonl  the same into a database; PGPASSWORD lets you in
-"""
-VERBS = {
-    "status": "show what a store holds",
-    "backup": "copy a store, also while it is in use",
-    "export": "write a store as JSON lines",
-    "import": "read JSON lines into a new store",
-}
-
-
-_COPIED: Final = argument("path", help="the store file, or the address of a database")
-_JSON: Final = argument("--json", action="store_true", help="one line of JSON")
-_ARGUMENTS_OF_VERBS: Final = {
-    "status": (
-        argument("path", help="the store file, or the address of a server or a database"),
-        argument(
-            "--token", default=argparse.SUPPRESS, help="token that the server requires (default: AGL_STORE_TOKEN)"
-        ),
-        _JSON,
-    ),
-    "backup": (
-        _COPIED,
-        argument("file", type=named_path, help="the copy"),
-        argument("--force", action="store_true", help="replace an earlier backup of this name"),
-        _JSON,
-    ),
-    "export": (
-        _COPIED,
-        argument("file", type=named_path, help="the JSON lines"),
-        argument("--force", action="store_true", help="replace an earlier export of this name"),
-        _JSON,
-    ),
-    "import": (_COPIED, argument("file", type=named_path, help="the JSON lines"), _JSON),
-}
-
-
-@cli_command(
-    "store",
-    description="Serve a store. With a verb: look into a store, copy it, move it.",
-    examples=EXAMPLES,
+""",
     arguments=(
         argument("--host", default="127.0.0.1", help="address to bind; this machine only by default"),
         argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one"),
@@ -134,7 +103,46 @@ _ARGUMENTS_OF_VERBS: Final = {
         ),
         argument("--n-workers", type=positive_number, default=1, help=argparse.SUPPRESS),
         argument("--tracker", action="append", choices=["prometheus"], help=argparse.SUPPRESS),
-        verbs(VERBS, _ARGUMENTS_OF_VERBS, examples=EXAMPLES),
+        verbs(
+            (
+                "status",
+                "show what a store holds",
+                (
+                    argument("path", help="the store file, or the address of a server or a database"),
+                    argument(
+                        "--token",
+                        default=argparse.SUPPRESS,
+                        help="token that the server requires (default: AGL_STORE_TOKEN)",
+                    ),
+                    _JSON,
+                ),
+            ),
+            (
+                "backup",
+                "copy a store, also while it is in use",
+                (
+                    _COPIED,
+                    argument("file", type=named_path, help="the copy"),
+                    argument("--force", action="store_true", help="replace an earlier backup of this name"),
+                    _JSON,
+                ),
+            ),
+            (
+                "export",
+                "write a store as JSON lines",
+                (
+                    _COPIED,
+                    argument("file", type=named_path, help="the JSON lines"),
+                    argument("--force", action="store_true", help="replace an earlier export of this name"),
+                    _JSON,
+                ),
+            ),
+            (
+                "import",
+                "read JSON lines into a new store",
+                (_COPIED, argument("file", type=named_path, help="the JSON lines"), _JSON),
+            ),
+        ),
     ),
     log_level="INFO",
 )

@@ -9,32 +9,12 @@ import secrets
 import sys
 import time
 from datetime import datetime, timezone
-from typing import Final
 
 from agentlightning.cli.command import Argument, argument, cli_command, print_json, verbs
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.http.tokens import Scope, describe_token, sign_token
 
-EXAMPLES = """\
-examples:
-  export AGL_STORE_TOKEN=$(agl tokens new)    the master token, for the server and for you
-  agl tokens runner --expires 7d              for a machine that runs agents
-  agl tokens reader                           for somebody who looks, at the dashboard for example
-  agl tokens attempt ro-1f2 at-3c4            for code that may write one attempt's spans
-  agl tokens show "$TOKEN"                    whose token it is, and until when
-  agl tokens show - < token.txt               the same, without the token in the shell's history
-
-durations are a number and a unit: 90s, 30m, 24h, 7d.
-"""
-
-VERBS = {
-    "new": "make a random master token, which permits everything",
-    "runner": "sign a token that permits to run rollouts and to read all but secrets of proxies",
-    "reader": "sign a token that permits to read all but keys, and to change nothing",
-    "attempt": "sign a token that permits to write the spans of one attempt",
-    "show": "tell what a signed token says, without checking who signed it",
-}
 MASTER_TOKEN_BYTES = 32
 
 
@@ -58,27 +38,49 @@ def _signing(expiry: str) -> tuple[Argument, Argument]:
     )
 
 
-_ARGUMENTS_OF_VERBS: Final = {
-    "new": (),
-    "runner": _signing("24h"),
-    "reader": _signing("24h"),
-    "attempt": (
-        argument("rollout_id", metavar="ROLLOUT_ID"),
-        argument("attempt_id", metavar="ATTEMPT_ID"),
-        *_signing("1h"),
-    ),
-    "show": (
-        argument("signed", metavar="TOKEN", help="the token, or - to read it from standard input"),
-        argument("--json", action="store_true", help="one line of JSON"),
-    ),
-}
-
-
 @cli_command(
     "tokens",
     description="Make and read the tokens that a store server asks for.",
-    examples=EXAMPLES,
-    arguments=(verbs(VERBS, _ARGUMENTS_OF_VERBS, examples=EXAMPLES, required=True),),
+    examples="""\
+examples:
+  export AGL_STORE_TOKEN=$(agl tokens new)    the master token, for the server and for you
+  agl tokens runner --expires 7d              for a machine that runs agents
+  agl tokens reader                           for somebody who looks, at the dashboard for example
+  agl tokens attempt ro-1f2 at-3c4            for code that may write one attempt's spans
+  agl tokens show "$TOKEN"                    whose token it is, and until when
+  agl tokens show - < token.txt               the same, without the token in the shell's history
+
+durations are a number and a unit: 90s, 30m, 24h, 7d.
+""",
+    arguments=(
+        verbs(
+            ("new", "make a random master token, which permits everything", ()),
+            (
+                "runner",
+                "sign a token that permits to run rollouts and to read all but secrets of proxies",
+                _signing("24h"),
+            ),
+            ("reader", "sign a token that permits to read all but keys, and to change nothing", _signing("24h")),
+            (
+                "attempt",
+                "sign a token that permits to write the spans of one attempt",
+                (
+                    argument("rollout_id", metavar="ROLLOUT_ID"),
+                    argument("attempt_id", metavar="ATTEMPT_ID"),
+                    *_signing("1h"),
+                ),
+            ),
+            (
+                "show",
+                "tell what a signed token says, without checking who signed it",
+                (
+                    argument("signed", metavar="TOKEN", help="the token, or - to read it from standard input"),
+                    argument("--json", action="store_true", help="one line of JSON"),
+                ),
+            ),
+            required=True,
+        ),
+    ),
 )
 def main(arguments: argparse.Namespace) -> None:
     if arguments.verb == "show":

@@ -227,7 +227,6 @@ class TraceShipper(Shipper):
             for pending in waiting:
                 self._queue.remove(pending)
                 self._queued_bytes -= pending.weight
-        self._number(waiting)
         spans: list[Span] = []
         for pending in sorted(waiting, key=lambda pending: pending.ended):
             try:
@@ -242,20 +241,14 @@ class TraceShipper(Shipper):
         if self._local is None:
             return
         with self._taking:
-            waiting = [item for item in self._queue.copy() if isinstance(item, PendingSpan)]
-            is_numbered = not self._in_flight and self._number(waiting)
-        if not is_numbered and threading.get_ident() != self._loop_thread_id:
+            fresh = [item for item in self._queue.copy() if isinstance(item, PendingSpan) and not item.sequence_id]
+            fresh.sort(key=lambda pending: pending.ended)
+            ids = [pending.binding.rollout_id for pending in fresh]
+            numbers = None if self._in_flight else self._local.number_at_once(ids)
+            for pending, sequence_id in zip(fresh, numbers or (), strict=False):
+                pending.number(sequence_id)
+        if numbers is None and threading.get_ident() != self._loop_thread_id:
             self._is_settled_within(NUMBER_SECONDS)
-
-    def _number(self, spans: Sequence[PendingSpan]) -> bool:
-        """Number those that have no number; False if the store numbers them only when they are stored."""
-        fresh = sorted((pending for pending in spans if not pending.sequence_id), key=lambda pending: pending.ended)
-        if self._local is None or not fresh:
-            return not fresh
-        numbers = self._local.number_at_once([pending.binding.rollout_id for pending in fresh])
-        for pending, sequence_id in zip(fresh, numbers or (), strict=False):
-            pending.number(sequence_id)
-        return numbers is not None
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Deliver what is left, for so long at most, and end the thread."""

@@ -105,15 +105,19 @@ class Watch:
     async def __aexit__(self, _: object, error: BaseException | None, traceback: object) -> bool:
         self._watching.cancel()
         await asyncio.wait([self._watching])
-        if not self._watching.cancelled():
-            self._watching.result()
-        is_ours = self._has_cancelled and isinstance(error, asyncio.CancelledError)
-        if is_ours and self._error is not None:
+        if not (self._has_cancelled and isinstance(error, asyncio.CancelledError)):
+            return False
+        self._watching.result()  # the watch itself may have failed
+        if self._error is not None:
             raise self._error
-        return is_ours
+        return True
 
     async def _watch(self, watched: "asyncio.Task[object]") -> None:
-        self._error = await self._until_hopeless()
+        try:
+            self._error = await self._until_hopeless()
+        except Exception:
+            self._has_cancelled = watched.cancel()
+            raise
         logger.error("%s", self._error or "Runners have died or failed, so the algorithm is stopped.")
         give_up: Callable[[TrainingError], object] | None = getattr(self._algorithm, "give_up", None)
         if self._error is not None and give_up is not None:
@@ -121,8 +125,7 @@ class Watch:
             return
         if self._error is None and self._stop.is_set():
             await asyncio.sleep(self._grace_seconds)
-        self._has_cancelled = True
-        watched.cancel()
+        self._has_cancelled = watched.cancel()
 
     async def _until_hopeless(self) -> TrainingError | None:
         """Returns why the algorithm waits in vain; None if its runners have failed."""

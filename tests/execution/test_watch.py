@@ -185,3 +185,12 @@ async def test_the_work_of_runners_that_have_died_is_given_back_while_the_algori
         await has_recovered.wait()
 
     await asyncio.wait_for(run_watched(algorithm, store, Dying()), LONG_SECONDS)
+
+
+async def test_an_algorithm_does_not_run_on_without_its_watch() -> None:
+    class Broken(PlacedRunners):
+        async def recover(self, store: LightningStore) -> None:
+            raise OSError("the queue of deaths is gone")
+
+    with pytest.raises(OSError, match="the queue of deaths is gone"):
+        await asyncio.wait_for(run_watched(waiting_for_ever, InMemoryLightningStore(), Broken()), LONG_SECONDS)

@@ -145,9 +145,9 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     def release_port(self) -> None:
         """Let go of a port that was kept; a runner's process does, or the port would outlive the server."""
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None:
+            reserved.close()
 
     def _secure_port(self, store: LightningStore) -> None:
         """Keep the default port for the server; where somebody has it already, keep a free one."""

@@ -197,12 +197,9 @@ def handle_signals(
             note_interrupt()
         handler(number, frame)
 
-    numbers = [signal.SIGINT]
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        numbers.append(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():  # others cannot handle signals
-        numbers = []
-    before = {number: signal.signal(number, handle) for number in numbers}
+    numbers = {signal.SIGINT} | ({signal.SIGTERM} if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else set())
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot handle signals
+    before = {number: signal.signal(number, handle) for number in numbers if is_main}
     try:
         yield
     finally:

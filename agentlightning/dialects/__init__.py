@@ -13,6 +13,7 @@ from agentlightning.utils.json_values import JsonObject
 __all__ = [
     "ANTHROPIC_DIALECTS",
     "CHAT",
+    "COMPLETIONS",
     "COUNT_PATHS",
     "COUNT_TOKENS_PATH",
     "DIALECTS",
@@ -27,9 +28,10 @@ __all__ = [
 ]
 
 CHAT: Final = chat.DIALECT
+COMPLETIONS: Final = completions.DIALECT
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.name: dialect
-    for dialect in (CHAT, completions.DIALECT, messages.DIALECT, responses.DIALECT, completions.EMBEDDINGS)
+    for dialect in (CHAT, COMPLETIONS, messages.DIALECT, responses.DIALECT, completions.EMBEDDINGS)
 }
 """By name. Of those that are translated into each other, a backend is spoken to in the first that it speaks."""
 PATHS: Final = {dialect.path: dialect for dialect in DIALECTS.values()}

@@ -1,7 +1,6 @@
 """Chat completions, as OpenAI, vLLM and most others speak them."""
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from agentlightning.dialects import attributes as fields
@@ -15,7 +14,7 @@ from agentlightning.dialects.attributes import (
     reader,
 )
 from agentlightning.dialects.base import TranslatedDialect
-from agentlightning.dialects.choices import ChoicesDialect
+from agentlightning.dialects.choices import ChoicesDialect, SampledToken
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
     ModelOutput,
@@ -43,6 +42,8 @@ class ChatDialect(ChoicesDialect, TranslatedDialect):
     span_name = "openai.chat.completion"
     limit_fields = ("max_completion_tokens", "max_tokens")
     logprobs_wanted = True
+    answer_names = ("chatcmpl", "chat.completion", "chat.completion.chunk")
+    has_prompt_in_choice = False
 
     def request_attributes(self, body: JsonMapping) -> Attributes:
         attributes: Attributes = {}
@@ -131,13 +132,23 @@ class ChatDialect(ChoicesDialect, TranslatedDialect):
         if output.calls:
             message["tool_calls"] = [function_call(call.call_id, call.name, call.arguments) for call in output.calls]
         return {
-            "id": output.output_id,
-            "object": "chat.completion",
-            "created": int(output.created or time.time()),
-            "model": output.model,
-            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": output.finish_reason}],
+            **self.head(output.model, answer_id=output.output_id, created=output.created),
+            "choices": [self.choice(message, output.finish_reason)],
             "usage": write_openai_usage(output.usage, "prompt", "completion"),
         }
+
+    def body(self, message: JsonMapping) -> JsonObject:
+        return {"message": message}
+
+    def delta(self, message: JsonMapping) -> JsonObject:
+        return {"delta": message}
+
+    def logprobs(self, tokens: Sequence[SampledToken]) -> JsonObject:
+        entries = [
+            {**_token_entry(token), "top_logprobs": [_token_entry(other) for other in token.likeliest or ()]}
+            for token in tokens
+        ]
+        return {"content": entries, "refusal": None}
 
     def reader(self, writer: StreamWriter) -> "ChatReader":
         return ChatReader(writer)
@@ -262,6 +273,10 @@ def function_call(call_id: str, name: str, arguments: str) -> JsonObject:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def _token_entry(token: SampledToken) -> JsonObject:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode("utf-8", "replace"))}
+
+
 def _reasoning_in(message: JsonMapping) -> tuple[str, str]:
     """The reasoning in a message or delta, and the field that holds it."""
     for name in REASONING_FIELDS:
@@ -336,14 +351,13 @@ class ChatWriter(StreamWriter):
         self._frame: JsonObject = {}
 
     def start(self, output_id: str, model: str, created: float) -> None:
-        self._frame = {"id": output_id, "object": "chat.completion.chunk", "created": int(created), "model": model}
+        self._frame = DIALECT.head(model, is_stream=True, answer_id=output_id, created=created)
         if self._has_usage:
             self._frame["usage"] = None
         self._send_delta({"role": "assistant", "content": ""})
 
     def _send_delta(self, delta: JsonObject, finish_reason: str | None = None) -> None:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        self.send({**self._frame, "choices": [choice]})
+        self.send({**self._frame, "choices": [DIALECT.chunk(delta, finish_reason)]})
 
     def add_text(self, kind: TextKind, text: str, reasoning_field: str = REASONING_FIELDS[0]) -> None:
         self._send_delta({reasoning_field if kind == "reasoning" else kind: text})

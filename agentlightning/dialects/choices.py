@@ -1,12 +1,16 @@
 """What chat and completions share: choices, which may carry token ids and log-probabilities.
 
+Engines write their own answers with it: `head`, then for each choice a body and its tokens.
+
 Ids and log-probabilities are asked of backends on behalf of training, and kept from agents that did not ask. What
 removes fields runs for every chunk of a stream and does little where there is nothing to do.
 """
 
+import time
+import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 from agentlightning.dialects.attributes import field
 from agentlightning.dialects.base import Dialect
@@ -16,12 +20,62 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 """Two names of one thing; a chat may have only one of them."""
 
 
+class SampledToken(NamedTuple):
+    """A token as its engine sampled it."""
+
+    text: str
+    logprob: float
+    likeliest: "Sequence[SampledToken] | None" = None
+    """The likeliest tokens in its place; None where nobody asked for them."""
+
+
 class ChoicesDialect(Dialect):
     """An API of OpenAI's whose answers have choices, with the fields for tokens that vLLM takes and gives."""
 
     carries_tokens = True
     logprobs_wanted: ClassVar[bool | int]
     """Value of `logprobs` that asks for those of the chosen tokens alone."""
+
+    answer_names: ClassVar[tuple[str, str, str]]
+    """How ids begin, the type of an answer, and that of a chunk."""
+    has_prompt_in_choice: ClassVar[bool]
+    """Whether the ids of a prompt stand in each choice, or beside the choices."""
+
+    # ------------------------------------------------------------------ answers of an engine
+
+    def head(
+        self, model: str, *, is_stream: bool = False, answer_id: str | None = None, created: float | None = None
+    ) -> JsonObject:
+        """The fields that an answer, or each chunk of one, begins with."""
+        prefix, whole, chunk = self.answer_names
+        return {
+            "id": answer_id if answer_id is not None else f"{prefix}-{uuid.uuid4().hex}",
+            "object": chunk if is_stream else whole,
+            "created": int(created or time.time()),
+            "model": model,
+        }
+
+    def choice(self, message: JsonMapping, finish_reason: str | None, *, index: int = 0) -> JsonObject:
+        """A whole choice that says what an assistant's message says."""
+        return {"index": index, **self.body(message), "logprobs": None, "finish_reason": finish_reason}
+
+    def chunk(self, delta: JsonMapping, finish_reason: str | None = None, *, index: int = 0) -> JsonObject:
+        """A choice of a chunk, with more of the message."""
+        return {"index": index, **self.delta(delta), "logprobs": None, "finish_reason": finish_reason}
+
+    @abstractmethod
+    def body(self, message: JsonMapping) -> JsonObject:
+        """The fields of a choice for a message."""
+
+    @abstractmethod
+    def delta(self, message: JsonMapping) -> JsonObject:
+        """The fields of a choice for a part of a message."""
+
+    @abstractmethod
+    def logprobs(self, tokens: Sequence[SampledToken]) -> JsonObject:
+        """The log-probabilities of a choice."""
+
+    # ------------------------------------------------------------------ requests and answers of others
 
     @abstractmethod
     def asks_for_logprobs(self, body: JsonMapping) -> bool:

@@ -1,11 +1,13 @@
 """OpenAI's two small APIs: text completions, which take token ids, and embeddings."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Thing, as_json, field, items
 from agentlightning.dialects.base import Dialect
-from agentlightning.dialects.choices import ChoicesDialect
+from agentlightning.dialects.choices import ChoicesDialect, SampledToken
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 
@@ -17,6 +19,8 @@ class CompletionsDialect(ChoicesDialect):
     span_name = "openai.completion"
     limit_fields = ("max_tokens",)
     logprobs_wanted = 1
+    answer_names = ("cmpl", "text_completion", "text_completion")
+    has_prompt_in_choice = True
 
     def request_attributes(self, body: JsonMapping) -> Attributes:
         attributes: Attributes = {}
@@ -44,6 +48,25 @@ class CompletionsDialect(ChoicesDialect):
 
     def assembler(self) -> "CompletionAssembler":
         return CompletionAssembler()
+
+    def body(self, message: JsonMapping) -> JsonObject:
+        return {"text": message.get("content") or ""}
+
+    def delta(self, message: JsonMapping) -> JsonObject:
+        return self.body(message)
+
+    def logprobs(self, tokens: Sequence[SampledToken]) -> JsonObject:
+        texts = [token.text for token in tokens]
+        likeliest = [
+            None if token.likeliest is None else {other.text: other.logprob for other in token.likeliest}
+            for token in tokens
+        ]
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": None if None in likeliest or not likeliest else likeliest,
+            "text_offset": [0, *accumulate(map(len, texts))][:-1],
+        }
 
     def asks_for_logprobs(self, body: JsonMapping) -> bool:
         """Also with 0, for the chosen token alone."""

@@ -49,11 +49,15 @@ def read_openai_usage(usage: JsonMapping | None, prompt: str, completion: str) -
     )
 
 
+def token_counts(usage: TokenUsage, prompt: str = "prompt", completion: str = "completion") -> JsonObject:
+    """The usage without its details, for servers that know none."""
+    total = usage.prompt + usage.completion
+    return {f"{prompt}_tokens": usage.prompt, f"{completion}_tokens": usage.completion, "total_tokens": total}
+
+
 def write_openai_usage(usage: TokenUsage, prompt: str, completion: str) -> JsonObject:
     return {
-        f"{prompt}_tokens": usage.prompt,
-        f"{completion}_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
+        **token_counts(usage, prompt, completion),
         f"{prompt}_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_written},
         f"{completion}_tokens_details": {"reasoning_tokens": usage.reasoning},
     }

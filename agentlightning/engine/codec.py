@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from agentlightning.dialects.chat import function_call
+
 Message: TypeAlias = dict[str, Any]
 """A message of OpenAI's chat dialect."""
 ToolDefinition: TypeAlias = dict[str, Any]
@@ -42,10 +44,7 @@ class ParsedMessage:
         """The assistant's message of OpenAI's chat dialect."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.tool_calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.tool_calls
-            ]
+            message["tool_calls"] = [function_call(call.id, call.name, call.arguments) for call in self.tool_calls]
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
         return message

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from agentlightning.dialects import CHAT
+from agentlightning.dialects.choices import ChoicesDialect
 from agentlightning.engine.codec import ChatCodec, Message, ToolDefinition
 from agentlightning.engine.sampling import Sampling
 from agentlightning.errors import InvalidRequest
@@ -64,8 +66,8 @@ _ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool", "
 class CompletionRequest:
     """One request, with its prompts as token ids."""
 
-    is_chat: bool
-    """Whether it is of the chat API; else of the completions API."""
+    dialect: ChoicesDialect
+    """Chat or completions."""
     model: str | None
     prompts: list[list[int]]
     """Of chat, one; of completions, any number."""
@@ -178,8 +180,10 @@ class _CompletionBody(_Body):
         return [codec.encode(one) if isinstance(one, str) else one for one in prompts]
 
 
-def parse_request(raw: bytes, codec: ChatCodec, *, is_chat: bool, max_length: int) -> CompletionRequest:
-    """A request of the chat API, or of the completions API; InvalidRequest where it cannot be served.
+def parse_request(
+    raw: bytes, codec: ChatCodec, *, dialect: ChoicesDialect = CHAT, max_length: int
+) -> CompletionRequest:
+    """A request of chat or completions; InvalidRequest where it cannot be served.
 
     Args:
         max_length: Tokens of prompt and response that the engine has room for.
@@ -188,11 +192,11 @@ def parse_request(raw: bytes, codec: ChatCodec, *, is_chat: bool, max_length: in
     for name in fields.keys() & _UNSUPPORTED.keys():
         if fields[name] not in _UNSUPPORTED[name]:
             raise InvalidRequest(f"'{name}' is not supported by this server; leave it away.")
-    body: _ChatBody | _CompletionBody
+    kind: type[_ChatBody] | type[_CompletionBody] = _ChatBody if dialect is CHAT else _CompletionBody
     try:
-        body = _ChatBody.model_validate(fields) if is_chat else _CompletionBody.model_validate(fields)
+        body = kind.model_validate(fields)
     except ValidationError as error:
-        raise InvalidRequest(_message(error, _ChatBody if is_chat else _CompletionBody)) from error
+        raise InvalidRequest(_message(error, kind)) from error
     tools: list[ToolDefinition] | None = None
     if isinstance(body, _ChatBody):
         if body.top_logprobs and not body.logprobs:
@@ -217,7 +221,7 @@ def parse_request(raw: bytes, codec: ChatCodec, *, is_chat: bool, max_length: in
         top_logprobs=top_logprobs,
     )
     return CompletionRequest(
-        is_chat=is_chat,
+        dialect=dialect,
         model=body.model,
         prompts=prompts,
         tools=tools,

@@ -5,16 +5,16 @@ ones.
 """
 
 import functools
-import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from itertools import accumulate
-from typing import Final
 
 import orjson
 
+from agentlightning.dialects import CHAT
+from agentlightning.dialects.chat import function_call
+from agentlightning.dialects.choices import SampledToken
+from agentlightning.dialects.output import REASONING_FIELDS, TokenUsage, token_counts
+from agentlightning.dialects.sse import DONE, ServerSentEvent
 from agentlightning.engine.codec import (
-    CallArguments,
     CallStarted,
     ChatCodec,
     ContentDelta,
@@ -26,12 +26,10 @@ from agentlightning.engine.sampling import FinishReason
 from agentlightning.engine.scheduler import Call, Choice
 from agentlightning.utils.json_values import JsonObject
 
-DONE: Final = b"data: [DONE]\n\n"
-
 
 def event(content: object) -> bytes:
     """One server-sent event."""
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+    return ServerSentEvent(orjson.dumps(content)).encoded()
 
 
 class Responses:
@@ -40,27 +38,27 @@ class Responses:
     def __init__(self, model_name: str, codec: ChatCodec) -> None:
         self.model_name = model_name
         self.codec = codec
-        self._token = functools.cache(self._text_and_bytes)
+        self._text = functools.cache(codec.token_text)
 
     def whole(self, call: Call) -> JsonObject:
         """The response to a call that is complete; raises what its generations raise."""
-        request = call.request
+        request, dialect = call.request, call.request.dialect
         generations = [choice.generation for choice in call.choices]
         first = min(generation.weights_version for generation in generations)
         last = max(generation.last_weights_version or generation.weights_version for generation in generations)
-        response = self._head(call, "chat.completion" if request.is_chat else "text_completion")
+        response = dialect.head(self.model_name)
         response["choices"] = [self._choice(call, choice) for choice in call.choices]
         response |= {"usage": _usage(call), "weights_version": first}
         if last != first:
             response["last_weights_version"] = last
-        if request.wants_ids and request.is_chat:
+        if request.wants_ids and not dialect.has_prompt_in_choice:
             response["prompt_token_ids"] = request.prompts[0]
         return response
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """The events of a call that has begun; raises what its generations raise."""
         request = call.request
-        head = self._head(call, "chat.completion.chunk" if request.is_chat else "text_completion")
+        head = request.dialect.head(self.model_name, is_stream=True)
         if request.wants_usage:
             head["usage"] = None
         while not all(choice.has_ended for choice in call.choices):
@@ -72,66 +70,56 @@ class Responses:
                 yield b"".join(parts)
         if request.wants_usage:
             yield event({**head, "choices": [], "usage": _usage(call), "weights_version": call.version})
-        yield DONE
+        yield DONE.encoded()
 
     # ------------------------------------------------------------------ whole responses
 
-    def _head(self, call: Call, kind: str) -> JsonObject:
-        """The fields that responses and chunks have in common."""
-        identifier = f"{'chatcmpl' if call.request.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        return {"id": identifier, "object": kind, "created": int(time.time()), "model": self.model_name}
-
     def _choice(self, call: Call, choice: Choice) -> JsonObject:
         request, generation = call.request, choice.generation
-        entry: JsonObject = {"index": choice.index}
         cut = choice.text_before_stop()
         calls_tools = False
-        if request.is_chat:
+        if request.dialect is CHAT:
             parsed = self.codec.parse(generation.token_ids, request.tools)
-            entry["message"] = parsed.as_message()
+            message = parsed.as_message()
             if cut is not None:
-                entry["message"]["content"] = cut
-            self.codec.remember(choice.prompt, generation.token_ids, entry["message"])
+                message["content"] = cut
+            self.codec.remember(choice.prompt, generation.token_ids, message)
             calls_tools = bool(parsed.tool_calls)
         else:
-            entry["text"] = self.codec.decode(generation.token_ids) if cut is None else cut
-        entry["finish_reason"] = _finish_reason(generation.finish_reason, calls_tools=calls_tools)
-        entry["logprobs"] = None
-        if request.wants_logprobs:
-            tops = generation.top_logprobs
-            entry["logprobs"] = self._logprobs(call, generation.token_ids, generation.logprobs, tops)
-        if request.wants_ids:
-            entry["token_ids"] = generation.token_ids
-            if not request.is_chat:
-                entry["prompt_token_ids"] = choice.prompt
+            message = {"content": self.codec.decode(generation.token_ids) if cut is None else cut}
+        reason = _finish_reason(generation.finish_reason, calls_tools=calls_tools)
+        entry = request.dialect.choice(message, reason, index=choice.index)
+        self._add_tokens(call, choice, entry, generation.token_ids, generation.logprobs, generation.top_logprobs)
         return entry
 
-    def _logprobs(
-        self, call: Call, ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[Mapping[int, float]] | None
-    ) -> JsonObject:
-        if call.request.is_chat:
-            entries = [self._entry(one, logprob) for one, logprob in zip(ids, logprobs, strict=True)]
-            for number, entry in enumerate(entries):
-                entry["top_logprobs"] = [] if tops is None else [self._entry(*one) for one in tops[number].items()]
-            return {"content": entries, "refusal": None}
-        texts = [self._token(token_id)[0] for token_id in ids]
-        alternatives = None
-        if tops is not None:
-            alternatives = [{self._token(one)[0]: logprob for one, logprob in top.items()} for top in tops]
-        return {
-            "tokens": texts,
-            "token_logprobs": list(logprobs),
-            "top_logprobs": alternatives,
-            "text_offset": [0, *accumulate(map(len, texts))][:-1],
-        }
+    def _add_tokens(
+        self,
+        call: Call,
+        choice: Choice,
+        entry: JsonObject,
+        token_ids: list[int],
+        logprobs: Sequence[float],
+        tops: Sequence[Mapping[int, float]] | None,
+    ) -> None:
+        """Add what a request asks to know of the tokens of a choice, or of a chunk of one."""
+        request, start = call.request, choice.sent_tokens
+        if request.wants_logprobs:
+            likeliest: Sequence[Mapping[int, float] | None] = [None] * len(token_ids)
+            if tops is not None:
+                likeliest = tops[start : start + len(token_ids)]
+            entry["logprobs"] = request.dialect.logprobs(
+                [self._sampled(*one) for one in zip(token_ids, logprobs, likeliest, strict=True)]
+            )
+        if request.wants_ids:
+            entry["token_ids"] = token_ids
+            if request.dialect.has_prompt_in_choice and not start:
+                entry["prompt_token_ids"] = choice.prompt
 
-    def _entry(self, token_id: int, logprob: float) -> JsonObject:
-        text, content = self._token(token_id)
-        return {"token": text, "logprob": logprob, "bytes": content}
-
-    def _text_and_bytes(self, token_id: int) -> tuple[str, list[int]]:
-        text = self.codec.token_text(token_id)
-        return text, list(text.encode("utf-8", "replace"))
+    def _sampled(self, token_id: int, logprob: float, likeliest: Mapping[int, float] | None) -> SampledToken:
+        others = None
+        if likeliest is not None:
+            others = [SampledToken(self._text(one), value) for one, value in likeliest.items()]
+        return SampledToken(self._text(token_id), logprob, others)
 
     # ------------------------------------------------------------------ streams
 
@@ -150,39 +138,26 @@ class Responses:
         chunks: list[JsonObject] = []
         if not choice.has_begun:
             choice.has_begun = True
-            if request.is_chat:
-                chunks.append(_chunk(call, choice, {"delta": {"role": "assistant", "content": ""}}))
+            if request.dialect is CHAT:
+                chunks.append(_chunk(call, choice, {"role": "assistant", "content": ""}))
                 if request.wants_ids:
                     chunks[0]["prompt_token_ids"] = choice.prompt
         if deltas or (token_ids and (request.wants_ids or request.wants_logprobs)):
-            chunk = _chunk(call, choice, _body(call, deltas))
+            chunk = _chunk(call, choice, _message_of(deltas))
             if token_ids:
-                self._add_tokens(call, choice, chunk["choices"][0], token_ids, logprobs)
+                tops = None if choice.future is None else choice.future.top_logprobs
+                self._add_tokens(call, choice, chunk["choices"][0], token_ids, logprobs, tops)
             chunks.append(chunk)
         choice.sent_tokens += len(token_ids)
         choice.deltas += deltas
         if generation is not None:
             choice.has_ended = True
             message = parsed_message(choice.deltas)
-            if request.is_chat:
+            if request.dialect is CHAT:
                 self.codec.remember(choice.prompt, generation.token_ids, message.as_message())
             reason = _finish_reason(generation.finish_reason, calls_tools=bool(message.tool_calls))
-            chunks.append(_chunk(call, choice, _body(call, []), finish_reason=reason))
+            chunks.append(_chunk(call, choice, {}, finish_reason=reason))
         return chunks
-
-    def _add_tokens(
-        self, call: Call, choice: Choice, entry: JsonObject, token_ids: list[int], logprobs: list[float]
-    ) -> None:
-        request = call.request
-        if request.wants_logprobs:
-            tops = None if choice.future is None else choice.future.top_logprobs
-            start = choice.sent_tokens
-            tops = None if tops is None else tops[start : start + len(token_ids)]
-            entry["logprobs"] = self._logprobs(call, token_ids, logprobs, tops)
-        if request.wants_ids:
-            entry["token_ids"] = token_ids
-            if not request.is_chat and not choice.sent_tokens:
-                entry["prompt_token_ids"] = choice.prompt
 
 
 def _finish_reason(reason: FinishReason, *, calls_tools: bool) -> str:
@@ -191,36 +166,29 @@ def _finish_reason(reason: FinishReason, *, calls_tools: bool) -> str:
     return "tool_calls" if calls_tools and reason == "stop" else "stop"
 
 
-def _usage(call: Call) -> dict[str, int]:
+def _usage(call: Call) -> JsonObject:
     """A prompt counts once, however many choices it has."""
     prompt = sum(len(one) for one in call.request.prompts)
-    sampled = sum(len(choice.generation.token_ids) for choice in call.choices)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return token_counts(TokenUsage(prompt, sum(len(choice.generation.token_ids) for choice in call.choices)))
 
 
-def _chunk(call: Call, choice: Choice, body: JsonObject, finish_reason: str | None = None) -> JsonObject:
-    entry = {"index": choice.index, **body, "logprobs": None, "finish_reason": finish_reason}
+def _chunk(call: Call, choice: Choice, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
+    entry = call.request.dialect.chunk(delta, finish_reason, index=choice.index)
     return {"choices": [entry], "weights_version": call.version}
 
 
-def _body(call: Call, deltas: Sequence[Delta]) -> JsonObject:
-    """Several deltas as one."""
-    text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
-    if not call.request.is_chat:
-        return {"text": text}
-    body: JsonObject = {"content": text} if text else {}
+def _message_of(deltas: Sequence[Delta]) -> JsonObject:
+    """Several deltas as one part of a message."""
+    texts: dict[str, str] = {}
     calls: list[JsonObject] = []
     for delta in deltas:
-        if isinstance(delta, ReasoningDelta):
-            body["reasoning_content"] = body.get("reasoning_content", "") + delta.text
+        if isinstance(delta, (ContentDelta, ReasoningDelta)):
+            name = "content" if isinstance(delta, ContentDelta) else REASONING_FIELDS[0]
+            texts[name] = texts.get(name, "") + delta.text
         elif isinstance(delta, CallStarted):
-            function = {"name": delta.name, "arguments": ""}
-            calls.append({"index": delta.index, "id": delta.id, "type": "function", "function": function})
-        elif isinstance(delta, CallArguments):
-            if calls and calls[-1]["index"] == delta.index and "id" not in calls[-1]:
-                calls[-1]["function"]["arguments"] += delta.text
-            else:
-                calls.append({"index": delta.index, "function": {"arguments": delta.text}})
-    if calls:
-        body["tool_calls"] = calls
-    return {"delta": body}
+            calls.append({"index": delta.index, **function_call(delta.id, delta.name, "")})
+        elif calls and calls[-1]["index"] == delta.index and "id" not in calls[-1]:
+            calls[-1]["function"]["arguments"] += delta.text
+        else:
+            calls.append({"index": delta.index, "function": {"arguments": delta.text}})
+    return {**texts, "tool_calls": calls} if calls else dict(texts)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from agentlightning.dialects import CHAT
 from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.batch import PREFILL_TOKENS, Batch
 from agentlightning.engine.codec import ChatCodec, ContentDelta, Delta, StoppedParser, TextParser
@@ -130,7 +131,7 @@ class Call:
             for _ in range(request.choices):
                 parser: StoppedParser | None = None
                 if request.is_stream or request.stops:
-                    plain = codec.stream(request.tools) if request.is_chat else TextParser(codec)
+                    plain = codec.stream(request.tools) if request.dialect is CHAT else TextParser(codec)
                     parser = StoppedParser(plain, request.stops)
                 self.choices.append(Choice(len(self.choices), prompt, parser, self._notify))
         self._left = len(self.choices)

@@ -23,6 +23,9 @@ from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
 from agentlightning.asgi.response import NOSNIFF, Response, json_response
 from agentlightning.asgi.routes import RouteTable
+from agentlightning.dialects import CHAT, COMPLETIONS
+from agentlightning.dialects.choices import ChoicesDialect
+from agentlightning.dialects.failures import Failure
 from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.requests import CompletionRequest, json_object, parse_request
@@ -91,8 +94,8 @@ class EngineApp:
         self._served = self._streams = 0
         self._routes: RouteTable[Endpoint] = RouteTable()
         for verb, path, endpoint in (
-            ("POST", "/chat/completions", self._complete),
-            ("POST", "/completions", self._complete),
+            ("POST", CHAT.path, self._complete),
+            ("POST", COMPLETIONS.path, self._complete),
             ("POST", "/tokenize", self._tokenize),
             ("POST", WEIGHTS_PATH.decode(), self._take_weights),
             ("GET", "/models", self._models),
@@ -166,7 +169,7 @@ class EngineApp:
     # ------------------------------------------------------------------ completions
 
     async def _complete(self, request: Request, send: Send, values: dict[str, str]) -> None:
-        wanted = await self._wanted(request, is_chat=_path(request) == b"/chat/completions")
+        wanted = await self._wanted(request, CHAT if _path(request).decode() == CHAT.path else COMPLETIONS)
         if wanted.model is not None and wanted.model != f"agl/{self.name}":
             self._check_model(wanted.model)
         if self._callbacks is None:
@@ -208,12 +211,12 @@ class EngineApp:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _tokenize(self, request: Request, send: Send, values: dict[str, str]) -> Response:
-        [tokens] = (await self._wanted(request, is_chat=True)).prompts
+        [tokens] = (await self._wanted(request, CHAT)).prompts
         return json_response({"count": len(tokens), "tokens": tokens})
 
-    async def _wanted(self, request: Request, *, is_chat: bool) -> CompletionRequest:
+    async def _wanted(self, request: Request, dialect: ChoicesDialect) -> CompletionRequest:
         def parse(body: bytes) -> CompletionRequest:
-            return parse_request(body, self.codec, is_chat=is_chat, max_length=self.engine.max_length)
+            return parse_request(body, self.codec, dialect=dialect, max_length=self.engine.max_length)
 
         async with self._bodies.read(request, max_bytes=MAX_BODY_BYTES) as body:
             return await self._bodies.parse(body, parse)
@@ -221,13 +224,7 @@ class EngineApp:
     # ------------------------------------------------------------------ the model and its weights
 
     async def _models(self, request: Request, send: Send, values: dict[str, str]) -> Response:
-        described = {
-            "id": self.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "agentlightning",
-            "max_model_len": self.engine.max_length,
-        }
+        described = {**CHAT.described_model(self.name), "max_model_len": self.engine.max_length}
         if "name" in values:
             self._check_model(values["name"])
             return json_response(described)
@@ -304,7 +301,5 @@ def _path(request: Request) -> bytes:
 def _error_response(error: AgentLightningError) -> Response:
     """An error as OpenAI's API has it."""
     status, code = (error.status, error.code) if isinstance(error, _Refused) else (error.http_status, None)
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    if isinstance(error, NotAllowed):
-        kind = "permission_error"
-    return json_response({"error": {"message": str(error), "type": kind, "param": None, "code": code}}, status)
+    kind = "permission_error" if isinstance(error, NotAllowed) else None
+    return Response(status, CHAT.error_body(Failure(status, str(error), kind, code)))

@@ -207,8 +207,8 @@ class Shipper:
         The loop falls asleep only after a quiet while: waking it costs a producer more than leaving an item for the
         next look.
         """
-        # Look at an empty queue ten times before the loop sleeps until it is woken.
-        for _ in range(10):
+        # Look at an empty queue ten times before the loop sleeps until it is woken; once where nothing is waited for.
+        for _ in range(10 if self.limits.linger_seconds else 1):
             if self._is_hurried or len(self._queue) >= self.limits.batch_items:
                 break
             await self._sleep(self._linger_seconds())

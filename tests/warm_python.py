@@ -39,7 +39,7 @@ PACKAGE = (
 )
 LARGEST_REQUEST = 2**20
 PR_SET_CHILD_SUBREAPER = 36
-ENGINE = ["-m", "agentlightning.engine.process"]
+ENGINE = ["-m", "agentlightning.engine.server"]
 
 _servers: dict[tuple[str, ...], "_Server"] = {}
 _lock = threading.RLock()  # one start at a time, and one server of a kind

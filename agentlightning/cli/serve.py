@@ -89,7 +89,8 @@ def main(arguments: argparse.Namespace) -> int:
         at_risk="use your model",
         given_as="AGL_PROXY_API_KEY or --api-key",
     )
-    from agentlightning.engine.process import ServedEngine, ServerOptions, serve
+    from agentlightning.engine.base import ServerOptions
+    from agentlightning.engine.server import ServedEngine, serve
 
     def tell(served: ServedEngine) -> None:
         shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host

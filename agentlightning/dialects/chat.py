@@ -14,7 +14,7 @@ from agentlightning.dialects.attributes import (
     reader,
 )
 from agentlightning.dialects.base import TranslatedDialect
-from agentlightning.dialects.choices import ChoicesDialect, SampledToken
+from agentlightning.dialects.completions import ChoicesDialect, SampledToken
 from agentlightning.dialects.output import (
     REASONING_FIELDS,
     ModelOutput,

@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from agentlightning.dialects.chat import function_call
-from agentlightning.dialects.output import REASONING_FIELDS, arguments_object, arguments_text
-from agentlightning.dialects.translation import (
+from agentlightning.dialects.base import (
     CHAT_HINTS,
     NEUTRAL_CHAT,
     RequestFields,
@@ -19,6 +17,8 @@ from agentlightning.dialects.translation import (
     text_part,
     untranslatable,
 )
+from agentlightning.dialects.chat import function_call
+from agentlightning.dialects.output import REASONING_FIELDS, arguments_object, arguments_text
 from agentlightning.utils.json_values import JsonObject
 
 DEFAULT_MAX_TOKENS: Final = 4096

@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from agentlightning.dialects.chat import function_call
-from agentlightning.dialects.output import REASONING_FIELDS
-from agentlightning.dialects.translation import (
+from agentlightning.dialects.base import (
     CHAT_HINTS,
     NEUTRAL_CHAT,
     OPENAI_HINTS,
@@ -19,6 +17,8 @@ from agentlightning.dialects.translation import (
     text_part,
     untranslatable,
 )
+from agentlightning.dialects.chat import function_call
+from agentlightning.dialects.output import REASONING_FIELDS
 from agentlightning.utils.json_values import JsonObject
 
 _HINTS: Final = OPENAI_HINTS | {"context_management", "max_tool_calls", "truncation"}

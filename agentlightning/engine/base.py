@@ -6,7 +6,7 @@ these methods, and one with `create` that `GRPO(engine=…)` takes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from agentlightning.utils.json_values import JsonObject
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentlightning.engine.sampling import GenerationFuture, OnToken, Sampling
     from agentlightning.engine.weights import PublishedWeights
 
-__all__ = ["Engine", "EngineChoice", "EngineRequest", "SleepingEngine", "TokenEngine"]
+__all__ = ["Engine", "EngineChoice", "EngineRequest", "ServerOptions", "SleepingEngine", "TokenEngine"]
 
 
 class Engine(Protocol):
@@ -91,6 +91,30 @@ class TokenEngine(Protocol):
         ...
 
     def statistics(self) -> JsonObject: ...
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What is served, and how."""
+
+    model: str = "tiny"
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_sequences: int = 64
+    max_length: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+    """That compute one operation; more than one pays for large models on idle cores."""
+    name: str | None = None
+    """The name of the model in requests; its own name by default."""
+    api_key: str | None = field(default=None, repr=False)
+    weights_key: str | None = field(default=None, repr=False)
+    """What changes the weights; None lets nobody do so."""
+    weights_folders: Sequence[str] = ()
+    """Where files of new weights may lie."""
+    log_level: str = "WARNING"
+    """Of a child; its lines appear in the log of its parent."""
 
 
 @dataclass(frozen=True)

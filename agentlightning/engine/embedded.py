@@ -17,12 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import orjson
 from typing_extensions import Self
 
+from agentlightning.engine.base import ServerOptions
 from agentlightning.engine.vllm.options import VllmOptions
 from agentlightning.errors import ConfigurationError, EngineError
 from agentlightning.utils.child_process import DRAIN_SECONDS, Program, ProgramPlan, python_path, wait_for_event
@@ -179,18 +181,20 @@ class EngineServer:
         self.api_key = secrets.token_urlsafe(_KEY_BYTES)
         """What callers must show; `model_config` hands it to the proxy."""
         self._weights_key = secrets.token_urlsafe(_KEY_BYTES)
-        self._settings: JsonObject = {
-            "model": model,
-            "host": host,
-            "port": port,
-            "max_sequences": max_sequences,
-            "max_length": max_length,
-            "device": device,
-            "dtype": dtype,
-            "threads": threads,
-            "name": name,
-            "log_level": logging.getLevelName(log_level) if isinstance(log_level, int) else log_level,
-        }
+        self._options = ServerOptions(
+            model,
+            host,
+            port,
+            max_sequences=max_sequences,
+            max_length=max_length,
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            name=name,
+            api_key=self.api_key,
+            weights_key=self._weights_key,
+            log_level=str(logging.getLevelName(log_level)) if isinstance(log_level, int) else log_level,
+        )
         self._served: JsonObject = {}
         """What the child wrote when it was ready."""
         self._shares_gpu = True
@@ -221,16 +225,15 @@ class EngineServer:
             raise EngineError("The engine's server runs already.")
         places = [_MEMORY, None] if os.access(_MEMORY, os.W_OK) else [None]
         self._folders = [Path(tempfile.mkdtemp(prefix="agl-engine-", dir=place)) for place in places]
-        threads = str(self._settings["threads"])
+        threads = str(self._options.threads)
         environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": python_path()}
-        keys = {"api_key": self.api_key, "weights_key": self._weights_key}
-        own = {"parent": os.getpid(), "weights_folders": [*map(str, self._folders)]}
+        options = replace(self._options, weights_folders=[*map(str, self._folders)])
         try:
             with tempfile.TemporaryFile() as settings:  # not in the command line, which every user can read
-                settings.write(orjson.dumps({**self._settings, **keys, **own}) + b"\n")
+                settings.write(orjson.dumps({**vars(options), "parent": os.getpid()}) + b"\n")
                 settings.seek(0)
                 plan = ProgramPlan(
-                    command=[sys.executable, "-m", "agentlightning.engine.process"],
+                    command=[sys.executable, "-m", "agentlightning.engine.server"],
                     env={**os.environ, **environment},
                     marker=None,
                     stdin=settings,

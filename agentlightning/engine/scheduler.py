@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -32,11 +32,13 @@ from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.batch import PREFILL_TOKENS, Batch
 from agentlightning.engine.codec import ChatCodec, ContentDelta, Delta, StoppedParser, TextParser
 from agentlightning.engine.model import CausalModel, is_small
-from agentlightning.engine.requests import CompletionRequest
 from agentlightning.engine.sampling import Generation, GenerationFuture, OnToken, Sampling, SequenceState
 from agentlightning.engine.weights import check_finite, check_shapes
 from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.json_values import JsonObject
+
+if TYPE_CHECKING:
+    from agentlightning.engine.completions import CompletionRequest
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ class Call:
     """One request in flight. Lives in the event loop."""
 
     def __init__(
-        self, request: CompletionRequest, engine: TokenEngine, codec: ChatCodec, callbacks: CallbackQueue
+        self, request: "CompletionRequest", engine: TokenEngine, codec: ChatCodec, callbacks: CallbackQueue
     ) -> None:
         self.request = request
         self.version: int | None = None

@@ -5,18 +5,28 @@ GET   [/v1]/models, [/v1]/models/{name}
 POST  /agl/weights       {"version": 3, "path": "/…/weights.safetensors"}: sample from these, from the next step on;
                          takes a key of its own, and files of the named folders only
 GET   /agl/status, /health
+
+`serve` runs it in this very process: for `agl serve`, and as the child of `EngineServer`. The child, `python -m
+agentlightning.engine.server`, reads its settings, a line of JSON, from its standard input, since they hold keys and
+every user of the machine can read command lines. It writes one line of JSON with its port to its standard output and
+errors to its standard error, and ends on SIGTERM or when its parent is gone, however that ended.
 """
 
 import asyncio
 import hmac
 import logging
 import os
+import shutil
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import orjson
+import torch
 
 from agentlightning.asgi.bodies import Bodies
 from agentlightning.asgi.caller import CallerCheck
@@ -24,16 +34,26 @@ from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
 from agentlightning.asgi.response import NOSNIFF, Response, json_response
 from agentlightning.asgi.routes import RouteTable
 from agentlightning.dialects import CHAT, COMPLETIONS
-from agentlightning.dialects.choices import ChoicesDialect
+from agentlightning.dialects.completions import ChoicesDialect
 from agentlightning.dialects.failures import Failure
-from agentlightning.engine.base import TokenEngine
+from agentlightning.engine.base import ServerOptions, TokenEngine
+from agentlightning.engine.checkpoint import load
 from agentlightning.engine.codec import ChatCodec
-from agentlightning.engine.requests import CompletionRequest, json_object, parse_request
-from agentlightning.engine.responses import Responses, event
+from agentlightning.engine.completions import CompletionRequest, Responses, event, json_object, parse_request
+from agentlightning.engine.sampling import Sampling
 from agentlightning.engine.scheduler import Call, CallbackQueue, InferenceEngine
-from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedReader, read_weights
+from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedReader, gpu_of, read_weights
 from agentlightning.errors import AgentLightningError, ConfigurationError, EngineError, InvalidRequest, NotAllowed
+from agentlightning.logging import setup
+from agentlightning.utils.child_process import leave_with_parent
 from agentlightning.utils.json_values import JsonObject
+from agentlightning.utils.server_launcher import (
+    ENDING_SIGNALS,
+    PythonServerLauncher,
+    PythonServerLauncherArgs,
+    ending_signal,
+    tune_process,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -303,3 +323,99 @@ def _error_response(error: AgentLightningError) -> Response:
     status, code = (error.status, error.code) if isinstance(error, _Refused) else (error.http_status, None)
     kind = "permission_error" if isinstance(error, NotAllowed) else None
     return Response(status, CHAT.error_body(Failure(status, str(error), kind, code)))
+
+
+# ---------------------------------------------------------------------- in this very process
+
+
+@dataclass(frozen=True)
+class ServedEngine:
+    """A server that is ready."""
+
+    port: int
+    model_name: str
+    dtype: str
+    """Of the model's weights, such as "bfloat16"; new ones are published in it."""
+    gpu: str | None = None
+    """That the model is on."""
+
+
+def serve(
+    options: ServerOptions, *, on_ready: Callable[[ServedEngine], None], heeds_interrupt: bool = True
+) -> signal.Signals:
+    """Serve until a signal ends it, which is returned: requests in flight are finished, a second signal ends them.
+
+    Args:
+        on_ready: Called when requests are answered.
+        heeds_interrupt: Whether Ctrl-C ends it, and not SIGTERM alone; a child leaves that to its parent.
+    """
+    tune_process()
+    torch.set_num_threads(options.threads)
+    model, codec = load(options.model, device=options.device, dtype=options.dtype)
+    engine = InferenceEngine(model, max_sequences=options.max_sequences, max_length=options.max_length)
+    app = EngineApp(
+        engine,
+        codec,
+        name=options.name,
+        api_key=options.api_key,
+        weights_key=options.weights_key,
+        weights_folders=options.weights_folders,
+    )
+    arguments = PythonServerLauncherArgs(
+        host=options.host, port=options.port, timeout_keep_alive=KEEP_ALIVE_SECONDS, launch_mode="asyncio"
+    )
+    launcher = PythonServerLauncher(app, arguments)
+
+    async def run() -> signal.Signals:
+        with ending_signal(ENDING_SIGNALS if heeds_interrupt else (signal.SIGTERM,)) as received:
+            async with app.running():
+                # The first steps set up much; a model that cannot make them fails before anybody calls.
+                first = engine.submit([0], Sampling(max_new_tokens=2, temperature=0.0))
+                await asyncio.wait_for(asyncio.wrap_future(first), 600.0)
+                try:
+                    await launcher.start()
+                except RuntimeError as error:
+                    raise EngineError(str(error)) from error
+                try:
+                    dtype = str(model.dtype).removeprefix("torch.")
+                    on_ready(ServedEngine(launcher.port, app.name, dtype, gpu_of(model.device)))
+                    return await received
+                finally:
+                    await launcher.stop()
+
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return asyncio.run(run())
+    return uvloop.run(run())
+
+
+def main() -> int:
+    """Serve as a child; returns the exit code."""
+    # Standard output is for the line with the port; what else is printed goes to standard error.
+    announcements = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    settings = orjson.loads(sys.stdin.buffer.readline())
+    parent, options = settings.pop("parent"), ServerOptions(**settings)
+    setup(options.log_level)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sends SIGTERM
+
+    def remove_folders() -> None:  # the parent made them for its weights, and cannot remove them any more
+        for folder in options.weights_folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def announce(served: ServedEngine) -> None:
+        os.write(announcements, orjson.dumps(served) + b"\n")
+        os.close(announcements)
+
+    leave_with_parent(remove_folders, is_orphaned=lambda: os.getppid() != parent)
+    try:
+        serve(options, on_ready=announce, heeds_interrupt=False)
+    except AgentLightningError as error:
+        print(error, file=sys.stderr)  # noqa: T201 # to the parent, which raises it
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

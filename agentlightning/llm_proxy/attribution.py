@@ -1,4 +1,4 @@
-"""Whose call is this: the rollout and attempt that a request names in its path, its API key, or its headers.
+"""What a request says: its body, and whose call it is, by its path, its API key, or its headers.
 
 The path is the usual way: `/rollout/{id}/attempt/{id}/v1/chat/completions`, with `/agent/{name}` after the attempt
 where one of several agents calls. A client that cannot take a path shows a key made for its attempt, or sends the
@@ -16,10 +16,12 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import unquote
 
-from agentlightning.dialects import COUNT_PATHS, PATHS, Dialect
+import orjson
+
+from agentlightning.dialects import COUNT_PATHS, DIALECTS, PATHS, Dialect
 from agentlightning.dialects.failures import Failure
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.recorder import Origin
@@ -30,6 +32,10 @@ from agentlightning.types.resources import PROXY_SECRET_PREFIX, pinned_id, read_
 
 logger = logging.getLogger(__name__)
 
+MOST_LEVELS: Final = 254
+"""Of lists and objects within each other, that orjson can write; it reads some more."""
+SPARE_LEVELS: Final = 32
+"""Left for what translations and records put around a request."""
 FRESH_SECONDS: Final = 1.0
 STALE_SECONDS: Final = 60.0
 """Facts older than this are not used, not even while the store is away."""
@@ -37,6 +43,8 @@ MOST_ATTEMPTS: Final = 20_000
 MOST_RESOURCES: Final = 256
 _PREFIX: Final = re.compile(r"^/rollout/([^/]+)/attempt/([^/]+)(?:/agent/([^/]+))?(/.*)?$")
 _TRACEPARENT: Final = re.compile(rb"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+_PASSED_TO_BACKENDS: Final = frozenset(name for dialect in DIALECTS.values() for name in dialect.passed_headers)
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -96,6 +104,34 @@ def trace_parent(headers: Headers) -> tuple[str, str] | None:
     if matched is None or not matched[1].strip(b"0") or not matched[2].strip(b"0"):  # zeros stand for no span
         return None
     return matched[1].decode(), matched[2].decode()
+
+
+def read_request(body: bytes) -> dict[str, Any]:
+    """The request as an object that names a model; raises `Refused` for what is none."""
+    try:
+        request = orjson.loads(body)
+    except ValueError as error:
+        raise Refused(Failure(400, f"The request is not JSON: {error}", "invalid_request_error")) from None
+    if not isinstance(request, dict):
+        raise Refused(Failure(400, "The request must be a JSON object.", "invalid_request_error"))
+    if not isinstance(request.get("model"), str) or not request["model"]:
+        raise Refused(Failure(400, "The request names no model.", "invalid_request_error", param="model"))
+    most_levels = MOST_LEVELS - SPARE_LEVELS
+    if body.count(b"{") + body.count(b"[") > most_levels:
+        nested: object = request
+        for _ in range(SPARE_LEVELS):
+            nested = [nested]
+        try:
+            orjson.dumps(nested)  # which counts levels far faster than we could
+        except orjson.JSONEncodeError:
+            message = f"The request has more than {most_levels} lists and objects within each other."
+            raise Refused(Failure(400, message, "invalid_request_error")) from None
+    return request
+
+
+def request_headers(headers: Headers) -> dict[str, str]:
+    """Those of the caller's headers that a backend is sent."""
+    return {name.decode(): headers[name].decode("latin-1") for name in _PASSED_TO_BACKENDS if name in headers}
 
 
 class Authenticator:

@@ -31,19 +31,23 @@ from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
 from agentlightning.asgi.response import Response, json_response
 from agentlightning.dialects import CHAT, DIALECTS, Dialect, TranslatedDialect
+from agentlightning.dialects.base import Translation, UntranslatableRequest
 from agentlightning.dialects.failures import Failure, failure_of, read_json
-from agentlightning.dialects.translation import Translation, UntranslatableRequest
 from agentlightning.errors import AgentLightningError, NotAllowed
-from agentlightning.llm_proxy.attribution import Attempts, Authenticator, Caller, Headers, Refused, Route, route_of
-from agentlightning.llm_proxy.backends import Backend, BackendCall, BackendPool, DialectNotServed, PreparedRequest
-from agentlightning.llm_proxy.budgets import Budgets
-from agentlightning.llm_proxy.call_messages import (
-    FIRST_ERROR,
-    failure_from,
+from agentlightning.llm_proxy.answers import FIRST_ERROR, failure_from, response_headers
+from agentlightning.llm_proxy.attribution import (
+    Attempts,
+    Authenticator,
+    Caller,
+    Headers,
+    Refused,
+    Route,
     read_request,
     request_headers,
-    response_headers,
+    route_of,
 )
+from agentlightning.llm_proxy.backends import Backend, BackendCall, BackendPool, DialectNotServed, PreparedRequest
+from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.proxied_call import ProxiedCall
 from agentlightning.llm_proxy.recorder import Origin, Recorder
 from agentlightning.llm_proxy.replay import Replays

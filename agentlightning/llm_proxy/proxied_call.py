@@ -23,25 +23,23 @@ from agentlightning.asgi.compression import THREAD_FROM_BYTES
 from agentlightning.asgi.request import Request, Send
 from agentlightning.asgi.response import NOSNIFF, Header, Response
 from agentlightning.dialects import Dialect, TranslatedDialect
+from agentlightning.dialects.base import Translation
 from agentlightning.dialects.failures import BackendStreamError, Failure, failure_of, read_json
-from agentlightning.dialects.translation import Translation
 from agentlightning.errors import AgentLightningError, ProxyError
 from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
-from agentlightning.llm_proxy.attribution import Headers, Refused, Route, trace_parent
-from agentlightning.llm_proxy.backends import Backend, BackendCall, BackendResponse, PreparedRequest
-from agentlightning.llm_proxy.budgets import Prices, Reservation, is_about_limit, with_token_limit, with_whole_counts
-from agentlightning.llm_proxy.call_messages import (
+from agentlightning.llm_proxy.answers import (
     FIRST_ERROR,
     SERVER_ERROR,
+    StreamRelay,
     failure_from,
     read_answer,
-    read_request,
-    request_headers,
     response_headers,
 )
+from agentlightning.llm_proxy.attribution import Headers, Refused, Route, read_request, request_headers, trace_parent
+from agentlightning.llm_proxy.backends import Backend, BackendCall, BackendResponse, PreparedRequest
+from agentlightning.llm_proxy.budgets import Prices, Reservation, is_about_limit, with_token_limit, with_whole_counts
 from agentlightning.llm_proxy.recorder import CallRecord, Origin, Outcome, PendingCall
 from agentlightning.llm_proxy.replay import RecordedResponse
-from agentlightning.llm_proxy.stream_relay import StreamRelay
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway

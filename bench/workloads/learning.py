@@ -230,7 +230,7 @@ class Watch:
                 words, times = " ".join(child.cmdline()), child.cpu_times()
             except psutil.Error:
                 continue
-            name = "engine" if "engine.process" in words else "runners"
+            name = "engine" if "engine.server" in words else "runners"
             self._latest[name, child.pid] = times.user + times.system
 
 

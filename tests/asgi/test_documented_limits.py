@@ -6,7 +6,8 @@ import pytest
 
 from agentlightning.asgi import answers, bodies, compression, protocol, request
 from agentlightning.legacy.server import MAX_BODY_BYTES
-from agentlightning.llm_proxy import call_messages
+from agentlightning.llm_proxy import answers as proxy_answers
+from agentlightning.llm_proxy import attribution
 from agentlightning.llm_proxy.gateway import GatewaySettings
 from agentlightning.store.http import live, service
 from agentlightning.store.http.rest import DEFAULT_QUERY_LIMIT
@@ -22,7 +23,7 @@ LIMITS = {
     "body above 64 kB": f"{bodies.SLOWEST_BYTES_PER_SECOND // KILOBYTE} kB a second after {bodies.GRACE_SECONDS:g} s",
     "values of JSON": f"{bodies.MOST_VALUES:,}",
     "rollouts or spans in one call": f"{service.MOST_ITEMS:,}",
-    "levels of JSON": f"; {call_messages.MOST_LEVELS - call_messages.SPARE_LEVELS} of a proxy",
+    "levels of JSON": f"; {attribution.MOST_LEVELS - attribution.SPARE_LEVELS} of a proxy",
     "members of a gzip body": f"{compression.MOST_MEMBERS:,}",
     "bodies above 64 kB": f"{bodies.ROOM_BYTES // MEGABYTE} MB together",
     "id of a rollout": f"{service.MOST_ID_CHARACTERS:,} characters",
@@ -37,7 +38,7 @@ LIMITS = {
     "calls that wait on one live connection": f"{live.MOST_WAITING:,}",
     "notices written for a subscriber": f"{live.MOST_BACKLOG_BYTES // KILOBYTE} kB, then {live.STALL_SECONDS:g} s",
     "answer of a backend": (
-        f"{GatewaySettings.max_response_bytes // MEGABYTE} MB, {call_messages.MOST_ANSWER_VALUES:,} values"
+        f"{GatewaySettings.max_response_bytes // MEGABYTE} MB, {proxy_answers.MOST_ANSWER_VALUES:,} values"
     ),
 }
 

@@ -8,8 +8,8 @@ import anthropic
 import openai
 
 from agentlightning.dialects import DIALECTS, TranslatedDialect
+from agentlightning.dialects.base import Translation
 from agentlightning.dialects.sse import ServerSentEvent
-from agentlightning.dialects.translation import Translation
 
 
 def _transport(default_client: type, content: bytes, status: int, kind: str) -> Any:

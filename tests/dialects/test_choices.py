@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentlightning.dialects import CHAT, DIALECTS
-from agentlightning.dialects.choices import ChoicesDialect
+from agentlightning.dialects.completions import ChoicesDialect
 
 
 def chat_answer() -> dict[str, Any]:

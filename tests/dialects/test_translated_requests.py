@@ -14,7 +14,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import TypeAdapter
 
-from agentlightning.dialects.translation import UntranslatableRequest
+from agentlightning.dialects.base import UntranslatableRequest
 from tests.dialects.sdks import translation
 
 PIXEL = "iVBORw0KGgo="

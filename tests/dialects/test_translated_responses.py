@@ -12,9 +12,9 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import TypeAdapter
 
+from agentlightning.dialects.base import InvalidResponse, StreamTranslation
 from agentlightning.dialects.failures import BackendStreamError
 from agentlightning.dialects.sse import DONE, InvalidStream, ServerSentEvent, SseParser
-from agentlightning.dialects.translation import InvalidResponse, StreamTranslation
 from tests.dialects.sdks import anthropic_client, openai_client, sent, translation
 from tests.stub_model.chat import CHAT
 from tests.stub_model.dialect import Dialect

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PRINTING = """
 import sys, threading
-if "agentlightning.engine.process" in " ".join(sys.orig_argv):
+if "agentlightning.engine.server" in " ".join(sys.orig_argv):
     real = threading.Thread.start
     def start(self):
         print("x" * 200_000, flush=True)

@@ -14,8 +14,8 @@ import pytest
 import requests
 
 from agentlightning.llm_proxy import gateway, proxied_call
+from agentlightning.llm_proxy.answers import MOST_ANSWER_VALUES
 from agentlightning.llm_proxy.backends import backend_pool, connection
-from agentlightning.llm_proxy.call_messages import MOST_ANSWER_VALUES
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
 from tests.stub_model.raw import DONE, LAST_CHUNK, STREAM_HEAD, Connection, chunk, event, response, sent, until

@@ -19,9 +19,9 @@ import aiohttp
 import psutil
 import pytest
 
+from agentlightning.llm_proxy.answers import StreamRelay
 from agentlightning.llm_proxy.proxied_call import ProxiedCall
 from agentlightning.llm_proxy.recorder import CallRecord
-from agentlightning.llm_proxy.stream_relay import StreamRelay
 from agentlightning.store import SqliteLightningStore
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied

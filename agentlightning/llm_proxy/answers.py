@@ -1,19 +1,24 @@
-"""Passing a streamed response on while it arrives, an event at a time: half an event is never passed on.
+"""Answers on their way to the caller: whole ones, errors, and streams.
 
-Bytes are passed on as they came where nothing has to be taken out of them or translated.
+A stream is passed on while it arrives, an event at a time: half an event is never passed on. Bytes are passed on as
+they came where nothing has to be taken out of them or translated.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from agentlightning.dialects.failures import BackendStreamError, Failure, failure_in_stream, is_error_event
+from agentlightning.asgi.bodies import check_values
+from agentlightning.asgi.response import Header
+from agentlightning.dialects.base import UntranslatableRequest
+from agentlightning.dialects.failures import BackendStreamError, Failure, failure_in_stream, is_error_event, read_json
 from agentlightning.dialects.sse import InvalidStream, ServerSentEvent, SseParser
-from agentlightning.errors import ProxyError
-from agentlightning.llm_proxy.backends import BackendBroken, BackendResponse
+from agentlightning.errors import AgentLightningError, PayloadTooLarge, ProxyError, StoreUnavailable
+from agentlightning.llm_proxy.attribution import Refused
+from agentlightning.llm_proxy.backends import BackendBroken, BackendError, BackendResponse, UnknownModel
 from agentlightning.llm_proxy.recorder import CallRecord
 from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.utils.deadline import within
@@ -21,10 +26,53 @@ from agentlightning.utils.deadline import within
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.proxied_call import ProxiedCall
 
+MOST_ANSWER_VALUES: Final = 1_000_000
+"""Of JSON in one answer."""
+SERVER_ERROR: Final = 500
+FIRST_ERROR: Final = 400
+_PASSED: Final = ("retry-after", "retry-after-ms", "x-request-id", "request-id", "openai-model", "x-should-retry")
 PIECE_BYTES: Final = 16 * 1024
 """Of a stream, read at a time."""
 LINGER_SECONDS: Final = 1.0
 """How long a backend may keep its stream open behind the last event, so that its connection can be used again."""
+
+
+def read_answer(body: bytes) -> dict[str, object]:
+    """A backend's whole answer; ProxyError for what is none."""
+    try:
+        check_values(body, MOST_ANSWER_VALUES)
+    except PayloadTooLarge:
+        raise ProxyError(f"The backend answered with more than {MOST_ANSWER_VALUES} values.") from None
+    answer = read_json(body)
+    if not isinstance(answer, dict):
+        raise ProxyError(f"The backend answered what is not a JSON object: {body[:200]!r}")
+    return answer
+
+
+def response_headers(headers: Mapping[str, str]) -> list[Header]:
+    """Of a backend's headers, those that mean something to the caller."""
+    return [
+        (name.encode(), value.encode("utf-8", "surrogateescape"))  # what came from a library may be any text
+        for name, value in headers.items()
+        if name in _PASSED or name.startswith(("x-ratelimit-", "anthropic-ratelimit-", "openai-processing-"))
+    ]
+
+
+def failure_from(error: Refused | AgentLightningError) -> Failure:
+    """What the caller gets for an error on the way to a backend."""
+    if isinstance(error, Refused):
+        return error.failure
+    if isinstance(error, StoreUnavailable):
+        return Failure(503, f"The proxy cannot reach its store: {error}", None)
+    status = error.http_status if error.http_status != SERVER_ERROR else 502
+    if isinstance(error, UnknownModel):
+        return Failure(status, str(error), None, "model_not_found", "model")
+    if isinstance(error, BackendError):
+        return Failure(status, str(error), None, retry_after=error.retry_after_seconds)
+    return Failure(status, str(error), None, param=error.field if isinstance(error, UntranslatableRequest) else None)
+
+
+# ---------------------------------------------------------------------- streams
 
 
 class StreamRelay:

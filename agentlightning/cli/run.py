@@ -43,6 +43,7 @@ from agentlightning.litagent.command_environment import secrets_of
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
 from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
+from agentlightning.logging import printable
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.attempt import AttemptRun
 from agentlightning.store import LightningStore
@@ -443,7 +444,7 @@ async def print_trace(store: LightningStore, rollout_id: str, *, as_json: bool) 
         if as_json:
             print_json(span.model_dump(mode="json"))
         elif span.name != RAW_SPAN:
-            table.add_row(*map(escape, _row(span)))
+            table.add_row(*(escape(printable(text)) for text in _row(span)))
     if not as_json:
         _print(table)
 

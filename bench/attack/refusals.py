@@ -178,7 +178,7 @@ async def ids_are_bound(site: Site) -> str | None:
     await answer_of(site.target, "POST", "/v1/agl/queues/rollouts/enqueue-one", json={"input": 1})
     claims = []
     for token in (signed("runner"), signed("runner"), signed("runner", ends_at=4e9)):
-        body = {"limit": 1, "claim_id": "bound"}
+        body = {"limit": 1, "worker_id": "w", "claim_id": "bound"}
         _, _, text = await answer_of(site.target, "POST", "/v1/agl/queues/rollouts/dequeue", token=token, json=body)
         claims.append([claim["rollout_id"] for claim in json.loads(text)])
     mine, again, others = claims

@@ -249,10 +249,11 @@ class Attempts:
     async def _look_up(self, attempt: Origin) -> AttemptFacts:
         try:
             rollout = await self._store.get_rollout_by_id(attempt.rollout_id)
-            for one in [] if rollout is None else await self._store.query_attempts(attempt.rollout_id):
+            attempts = [] if rollout is None else await self._store.query_attempts(attempt.rollout_id)
+            for one in attempts:
                 if one.attempt_id == attempt.attempt_id:
                     whole = AttemptedRollout.model_construct(**{**vars(rollout), "attempt": one})
-                    is_open = one.status in ("preparing", "running", "unresponsive")
+                    is_open = one.status in ("preparing", "running", "unresponsive") and one is attempts[-1]
                     is_running = is_open and not is_finished(whole)  # a cancel ends the rollout alone
                     return AttemptFacts(is_known=True, is_running=is_running, rollout=whole)
         except StoreUnavailable:

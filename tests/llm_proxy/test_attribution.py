@@ -187,7 +187,7 @@ async def test_own_key_opens_for_everybody_and_that_of_an_unknown_attempt_for_no
     assert await status(llm.endpoint, bearer(llm.api_key)) == 401
 
 
-@pytest.mark.parametrize("end", ["finished", "cancelled"])
+@pytest.mark.parametrize("end", ["finished", "cancelled", "followed"])
 async def test_key_ends_with_its_attempt(
     proxy: LLMProxy, store: InMemoryLightningStore, rollout: AttemptedRollout, end: str
 ) -> None:
@@ -195,6 +195,8 @@ async def test_key_ends_with_its_attempt(
     assert await status(llm.endpoint, bearer(llm.api_key)) == 200
     if end == "cancelled":
         await store.update_rollout(rollout.rollout_id, status="cancelled")
+    elif end == "followed":  # it was lost, and its agent goes on; calls do not revive it
+        await store.start_attempt(rollout.rollout_id)
     else:
         await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
 

@@ -137,7 +137,7 @@ class StoreService:
         return Caller(self, scope, token, None if token == self.token else describe_token(token).expires_at)
 
     async def check_attempt(self, scope: Scope) -> None:
-        """Refuse the token of an attempt that has been over for a minute.
+        """Refuse the token of an attempt that has been over, or followed by another, for a minute.
 
         One that runs now will not have been over for so long within a minute, so the store is asked once a minute.
         """
@@ -149,8 +149,9 @@ class StoreService:
         if rollout is None or attempt is None:
             return  # which the operation tells better
         now = time.time()
-        end_time = rollout.end_time if attempt.end_time is None else attempt.end_time
-        until = ENDED_ATTEMPT_SECONDS + (now if end_time is None else end_time)
+        followed = (each.start_time for each in attempts if each.sequence_id > attempt.sequence_id)
+        ends = [attempt.end_time, rollout.end_time, *followed]
+        until = ENDED_ATTEMPT_SECONDS + min((end for end in ends if end is not None), default=now)
         if now >= until:
             raise InvalidToken(
                 f"The token of {scope} ended {now - until:.0f} seconds ago, {ENDED_ATTEMPT_SECONDS:.0f} seconds after "

@@ -25,7 +25,7 @@ def otlp(rollout: AttemptedRollout, **values: Any) -> dict[str, Any]:
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
 
 
-@pytest.mark.parametrize("end", ["succeeded", "failed", "cancelled"])
+@pytest.mark.parametrize("end", ["succeeded", "failed", "cancelled", "followed"])
 @pytest.mark.parametrize(("seconds_ago", "is_valid"), [(30, True), (61, False)])
 @pytest.mark.parametrize("transport", ["http", "ws", "otlp"])
 async def test_a_token_ends_a_minute_after_its_attempt(
@@ -36,6 +36,8 @@ async def test_a_token_ends_a_minute_after_its_attempt(
     token = sign_for_attempt(TOKEN, rollout.rollout_id, rollout.attempt.attempt_id)
     if end == "cancelled":
         await server.update_rollout(rollout.rollout_id, status=end)
+    elif end == "followed":
+        await server.start_attempt(rollout.rollout_id)
     else:
         await server.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status=end)
 

@@ -88,13 +88,16 @@ def test_the_table_of_dev_shows_what_it_sent(metadata: Any, capsys: pytest.Captu
 def test_rollouts_that_name_no_run_are_those_of_a_training_that_names_none() -> None:
     @agl.algo
     async def plain(*, store: LightningStore, train_dataset: Any) -> None:
-        sent = [(await store.enqueue_rollout(task)).rollout_id for task in train_dataset]
-        assert len(await store.wait_for_rollouts(rollout_ids=sent, timeout=30)) == 2
+        theirs = await store.enqueue_rollout("theirs", metadata={"run_id": "run-of-theirs"})
+        sent = [theirs.rollout_id, *[(await store.enqueue_rollout(task)).rollout_id for task in train_dataset]]
+        assert len(await store.wait_for_rollouts(rollout_ids=sent, timeout=30)) == 3
 
     store = InMemoryLightningStore()
     a_trainer(store=store, algorithm=plain, progress="json").fit(failing_theirs, [1, 2])
 
-    assert runs_of(store)[0].summary["rollouts"] == {"succeeded": 2}
+    (run,) = runs_of(store)
+    assert run.summary["rollouts"] == {"succeeded": 2}
+    assert sorted(one.task for one in asyncio.run(read_evidence(store, run)).rollouts) == ["1", "2"]
 
 
 @pytest.mark.parametrize("status", ["running", "succeeded"])

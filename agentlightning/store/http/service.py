@@ -149,8 +149,7 @@ class StoreService:
         if rollout is None or attempt is None:
             return  # which the operation tells better
         now = time.time()
-        followed = (each.start_time for each in attempts if each.sequence_id > attempt.sequence_id)
-        ends = [attempt.end_time, rollout.end_time, *followed]
+        ends = [attempt.end_time, rollout.end_time, *(each.start_time for each in attempts[attempt.sequence_id :])]
         until = ENDED_ATTEMPT_SECONDS + min((end for end in ends if end is not None), default=now)
         if now >= until:
             raise InvalidToken(

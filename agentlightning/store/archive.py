@@ -47,7 +47,8 @@ async def export_store(store: LightningStore, path: str | Path) -> dict[str, int
 
 async def import_store(store: LightningStore, path: str | Path) -> dict[str, int]:
     """Read an archive into an empty store, whole or not at all; returns how many records of each kind."""
-    counts: dict[str, int] = await _local(store)._write(Call("import", _read_archive, (Path(path),), is_large=True))
+    call = Call("import", _read_archive, (Path(path),), is_large=True, spills=True)
+    counts: dict[str, int] = await _local(store)._write(call)
     return counts
 
 
@@ -147,6 +148,7 @@ def _read_archive(tx: Transaction, now: float, path: Path) -> dict[str, int]:
                 except (ValueError, LookupError, TypeError) as error:
                     message = f"{where}: not a valid '{kind}' record ({error}); nothing was imported."
                     raise IncompatibleStore(message) from error
+                tx.spill()
                 counts[kind] += 1
     if expected != counts:
         raise IncompatibleStore(f"'{path}' was cut off ({dict(counts)} of {expected}); nothing was imported.")
@@ -182,8 +184,7 @@ def _put(tx: Transaction, kind: str, value: Any) -> None:
     if kind == "span":
         span = Span.model_validate(value)
         attempt = known_attempt(tx, span.rollout_id, span.attempt_id)
-        tx.append_spans(attempt, [span], attempt.last_heartbeat_time or attempt.start_time)
-        tx.put(attempt)  # it is no sign of life
+        tx.append_spans(attempt, [span], None)
     elif kind == "attempt":
         attempt = Attempt.model_validate(value)
         tx.put(attempt)

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from agentlightning.errors import InvalidValue
 from agentlightning.store.claims import Claim
+from agentlightning.store.operations import Unset
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -31,9 +32,9 @@ from agentlightning.types import (
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ValueT = TypeVar("ValueT")
 
-_KEPT = frozenset({str, int, float, bool, type(None), Span, Claim})
-"""What is passed on as it is: what cannot be changed, spans, and claims, which are made of copies."""
-_RECORDS = frozenset([Attempt, AttemptedRollout, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, RolloutConfig])
+_KEPT = frozenset({str, int, float, bool, type(None), Unset, Span, Claim, AttemptedRollout})
+"""What is passed on as it is: what cannot be changed, spans, and what is made of copies."""
+_RECORDS = frozenset([Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, RolloutConfig])
 _RECORDS |= {RenewedWorker, Run, Worker}
 _set_fields, _set_names, _set_extra, _set_private = [
     BaseModel.__dict__[place].__set__
@@ -104,8 +105,11 @@ def replaced(model: ModelT, **changes: object) -> ModelT:
 
 
 def attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
-    """The rollout together with its latest attempt."""
-    return _built(AttemptedRollout, {**rollout.__dict__, "attempt": attempt}, rollout)
+    """A rollout together with its latest attempt: copies, which leave the store as they are."""
+    try:
+        return _built(AttemptedRollout, {**_copied_fields(rollout), "attempt": _copied(attempt)}, rollout)
+    except RecursionError as error:
+        raise _nested() from error
 
 
 def detached(value: ValueT) -> ValueT:
@@ -116,7 +120,19 @@ def detached(value: ValueT) -> ValueT:
         copy: ValueT = _copied(value)
         return copy
     except RecursionError as error:
-        raise InvalidValue("The value is nested too deeply, or contains itself; give a flatter value.") from error
+        raise _nested() from error
+
+
+def _nested() -> InvalidValue:
+    return InvalidValue("The value is nested too deeply, or contains itself; give a flatter value.")
+
+
+def _copied_fields(record: BaseModel) -> dict[str, Any]:
+    fields = record.__dict__.copy()
+    for name, item in fields.items():
+        if type(item) not in _KEPT:
+            fields[name] = _copied(item)
+    return fields
 
 
 def _copied(value: Any) -> Any:
@@ -126,11 +142,7 @@ def _copied(value: Any) -> Any:
     if kind is list:
         return [item if type(item) in _KEPT else _copied(item) for item in value]
     if kind in _RECORDS:
-        fields = value.__dict__.copy()
-        for name, item in fields.items():
-            if type(item) not in _KEPT:
-                fields[name] = _copied(item)
-        return _built(kind, fields, value)
+        return _built(kind, _copied_fields(value), value)
     if kind is tuple:
         return tuple([_copied(item) for item in value])
     if kind is set:

@@ -30,6 +30,8 @@ ATTEMPT_STATUSES: tuple[AttemptStatus, ...] = (
 FINAL_ROLLOUT_STATUSES = frozenset({"failed", "succeeded", "cancelled"})
 QUEUE_STATUSES = frozenset({"queuing", "requeuing"})
 WORKING_STATUSES = frozenset({"preparing", "running"})
+WELL_STATUSES = WORKING_STATUSES | {"succeeded"}
+"""Of attempts that have not failed."""
 
 LOST_WORKER_SECONDS: Final = 300.0
 """How long a lease lasts, unless a store is told otherwise."""
@@ -90,7 +92,7 @@ def is_lost(attempt: Attempt) -> bool:
 def rollout_status_from_attempts(attempts: Sequence[Attempt], config: RolloutConfig) -> RolloutStatus:
     """What the latest attempt makes of its rollout, where attempts that were lost do not count as tried."""
     latest = attempts[-1]
-    if not config.requeue_lost or latest.status in (*WORKING_STATUSES, "succeeded"):
+    if not config.requeue_lost or latest.status in WELL_STATUSES:
         return rollout_status_from_attempt(latest, config)
     lost = sum(map(is_lost, attempts))
     if is_lost(latest) and lost <= MOST_LOST_ATTEMPTS:

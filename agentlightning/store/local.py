@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
@@ -108,28 +108,38 @@ class Call:
     """Whether overdue attempts are marked first."""
     is_large: bool = False
     """Whether it may take long, so that an event loop should not run it itself."""
+    spills: bool = False
+    """Whether it writes so much that some is applied before the rest is known, in a transaction of its own."""
 
 
 def execute(call: Call, tx: Transaction, now: float) -> Any:
-    """Run a call; the result is the caller's own."""
-    return detached(call.behaviour(tx, now, *call.args, **call.kwargs))
+    """Run a call: what it wrote is applied when all of it is known. The result is the caller's own."""
+    try:
+        result = detached(call.behaviour(tx, now, *call.args, **call.kwargs))
+        tx.apply()
+    except BaseException:
+        tx.discard()
+        raise
+    return result
 
 
 def _operation_method(op: Operation) -> Callable[..., Any]:
     behaviour = BEHAVIOURS.get(op.name)
     if behaviour is None:
         return op.declared  # the class below defines it
+    name, watchdog = op.name, op.watchdog
 
     async def claim(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
-        call, wait = Call(op.name, behaviour, args, kwargs, op.watchdog), kwargs.get("wait")
+        call, wait = Call(name, behaviour, args, kwargs, watchdog), kwargs.get("wait")
         return await (self._write(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
 
     async def write(self: "LocalStore", *args: object, **kwargs: object) -> Any:
-        call = Call(op.name, behaviour, args, kwargs, op.watchdog)
-        return await (self._run_write(call) if self._tracker is None else self._write(call))
+        call = Call(name, behaviour, args, kwargs, watchdog)
+        return self._run_at_once(call) if self._is_quick and self._tracker is None else await self._write(call)
 
     async def read(self: "LocalStore", *args: object, **kwargs: object) -> object:
-        return await self._read(Call(op.name, behaviour, args, kwargs, op.watchdog))
+        call = Call(name, behaviour, args, kwargs, watchdog)
+        return self._run_at_once(call) if self._is_quick and self._tracker is None else await self._read(call)
 
     if op.is_claim:
         return claim
@@ -139,6 +149,9 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
 @forward_operations(_operation_method)
 class LocalStore(LightningStore):
     """A store in this process."""
+
+    _is_quick: ClassVar = False
+    """Whether calls are run where they are made, by `_run_at_once`."""
 
     def __init__(
         self,
@@ -183,6 +196,10 @@ class LocalStore(LightningStore):
     @abstractmethod
     async def _notices_after(self, cursor: int) -> Sequence[NoticeFields] | None:
         """The next committed notices behind a cursor; None if some of them are gone."""
+
+    def _run_at_once(self, call: Call) -> object:
+        """Run a call, at the cost of no coroutine."""
+        raise NotImplementedError
 
     def _is_scheduled(self) -> bool:
         """Whether the watchdog has anything to wait for."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from agentlightning.errors import ConfigurationError, SpansEvicted, StoreUnavailable
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.behaviour.spans import get_many_span_sequence_ids
-from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES, is_finished
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, WORKING_STATUSES, is_finished, is_queuing
 from agentlightning.store.local import (
     DEFAULT_MAX_ATTEMPT_BYTES,
     DEFAULT_MAX_ATTEMPT_SPANS,
@@ -34,9 +34,15 @@ from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPA
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.rollout_index import Columns, index_reader
 from agentlightning.store.selection import FEW, Selection, choose
-from agentlightning.store.transaction import OpenSpans, SelectedT, StoreLimits
+from agentlightning.store.transaction import (
+    AddedSpans,
+    Entry,
+    OpenSpans,
+    SelectedT,
+    StoreLimits,
+    Transaction,
+)
 from agentlightning.store.values import check_json_size, span_as_json, span_of_json, weigh_rollout
-from agentlightning.store.working_set import Entry, WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, Run, Span, Worker
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.system_snapshot import container_memory_limits
@@ -94,64 +100,90 @@ class MemoryEntry(Entry):
     is_evicted: bool = False
 
 
-class MemoryTransaction(WorkingSet[MemoryEntry]):
-    """All state of a memory store, and the transaction that is open on it."""
+class MemoryTransaction(Transaction):
+    """All state of a memory store, and the operation that is at work on it."""
+
+    entries: dict[str, MemoryEntry]
 
     def __init__(self, limits: StoreLimits, span_size_estimator: Callable[[Span], int] | None) -> None:
         super().__init__(limits)
+        self.entries = {}
         self.span_bytes = 0
         self.rollout_bytes = 0
         """What all rollouts take, with their inputs, metadata and outputs, and without their spans."""
         self._span_size_estimator = span_size_estimator
-        self._tail = 0
         self.due_heap: list[tuple[float, str]] = []
         """Moments by rollout, the earliest first; may hold some that no longer count. Empty if nothing is scheduled."""
         self._metrics: dict[str, dict[int, list[MetricPoint]]] = {}
         self._columns = Columns(_reader)
 
-    def take_back(self) -> None:
-        super().take_back()
-        self._columns.forget()
+    # ------------------------------------------------------------------ writes
 
-    # ------------------------------------------------------------------ records
+    def spill(self) -> None:
+        """Nothing is applied early, because what this store is to hold fits into memory twice."""
 
-    def _put_rollout(self, rollout: Rollout) -> MemoryEntry:
+    def _apply_rollout(self, rollout: Rollout) -> None:
         entry = self.entries.get(rollout.rollout_id)
         if entry is None:
             entry = MemoryEntry(rollout, len(self.entries))
-            self._set(self.entries, rollout.rollout_id, entry)
             self._weigh(entry)
-            return entry
+            self.entries[rollout.rollout_id] = entry
+            return
         before, entry.rollout = entry.rollout, rollout
-        self._undo.append((setattr, (entry, "rollout", before)))
         self._columns.note(entry.number)
+        if entry.position is not None and not is_queuing(rollout):
+            self._leave_queue(entry)
         if (
             rollout.input is not before.input
             or rollout.metadata is not before.metadata
             or rollout.output is not before.output
         ):
             self._weigh(entry)
-        return entry
 
     def _weigh(self, entry: MemoryEntry) -> None:
-        self._undo.append((self._set_rollout_bytes, (entry, entry.rollout_bytes)))
-        self._set_rollout_bytes(entry, weigh_rollout(entry.rollout))
+        self.rollout_bytes -= entry.rollout_bytes
+        entry.rollout_bytes = weigh_rollout(entry.rollout)
+        self.rollout_bytes += entry.rollout_bytes
 
-    def _set_rollout_bytes(self, entry: MemoryEntry, rollout_bytes: int) -> None:
-        self.rollout_bytes += rollout_bytes - entry.rollout_bytes
-        entry.rollout_bytes = rollout_bytes
-
-    def _put_attempt(self, entry: MemoryEntry, attempt: Attempt) -> None:
-        open_spans = self._records[OpenSpans]
-        if open_spans and attempt.status not in WORKING_STATUSES and attempt.rollout_id in open_spans:
-            self._undo.append((open_spans.__setitem__, (attempt.rollout_id, open_spans.pop(attempt.rollout_id))))
-        super()._put_attempt(entry, attempt)
+    def _apply_attempts(self, rollout_id: str, attempts: list[Attempt]) -> None:
+        entry = self.entries[rollout_id]
+        entry.attempts = attempts
         self._columns.note(entry.number)
+        if (open_spans := self._records[OpenSpans]) and attempts[-1].status not in WORKING_STATUSES:
+            open_spans.pop(rollout_id, None)
 
-    def _put_metrics(self, point: MetricPoint) -> None:
-        points = self._metrics.setdefault(point.run_id, {}).setdefault(point.step, [])
-        points.append(point)
-        self._undo.append((points.pop, ()))
+    def _apply_due(self, rollout_id: str, due: float | None) -> None:
+        entry = self.entries[rollout_id]
+        if entry.due != due:
+            entry.due = due
+            if due is not None:
+                heapq.heappush(self.due_heap, (due, rollout_id))
+
+    def _apply_metrics(self, point: MetricPoint) -> None:
+        self._metrics.setdefault(point.run_id, {}).setdefault(point.step, []).append(point)
+
+    def _apply_spans(self, rollout_attempt: tuple[str, int], added: AddedSpans) -> None:
+        rollout_id, number = rollout_attempt
+        spans, rows, usage, now = added
+        entry = self.entries[rollout_id]
+        span_ids = [span.span_id for span in spans]
+        known = entry.span_ids.get(number)
+        if known is None:
+            entry.span_ids[number] = set(span_ids)
+        else:
+            known.update(span_ids)
+        last = max([span.sequence_id for span in spans])
+        if last > self._sequences.get(rollout_id, 0):
+            self._sequences[rollout_id] = last
+        size = usage[1] - entry.usage.get(number, (0, 0))[1]
+        entry.usage[number] = usage
+        entry.spans += rows
+        entry.span_bytes += size
+        self.span_bytes += size
+        if now is not None:  # in place: nobody else has this object, and spans are many
+            entry.attempts[number - 1].__dict__["last_heartbeat_time"] = now
+
+    # ------------------------------------------------------------------ selections
 
     def select(
         self, kind: type[SelectedT], selection: Selection, of: str | Attempt | None = None
@@ -188,10 +220,8 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
 
     # ------------------------------------------------------------------ spans
 
-    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
-        rollout_id, number = attempt.rollout_id, attempt.sequence_id
-        entry, last_sequence = self.entries[rollout_id], self._sequences.get(rollout_id, 0)
-        size = 0
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float | None) -> None:
+        number, size = attempt.sequence_id, 0
         rows: list[tuple[int, int, bytes]] = []
         for span in spans:
             body = span_as_json(span)
@@ -203,46 +233,10 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
                 size += weight + BYTES_BESIDE_A_SPAN
             else:
                 size += max(0, self._span_size_estimator(span))
-        used = entry.usage.get(number, (0, 0))
-        usage = used[0] + len(spans), used[1] + size
-        self._check_quota(attempt, *usage)
-        attempt = entry.attempts[number - 1]
-        span_ids = [span.span_id for span in spans]
-        before = attempt.last_heartbeat_time, span_ids, used, last_sequence
-        self._undo.append((self._drop_spans, (entry, attempt, *before)))
-        entry.spans += rows
-        entry.span_ids[number].update(span_ids)
-        newest = max([sequence_id for _, sequence_id, _ in rows])
-        if newest > last_sequence:
-            self._sequences[rollout_id] = newest
-        entry.usage[number] = usage
-        entry.span_bytes += size
-        self.span_bytes += size
-        attempt.__dict__["last_heartbeat_time"] = now  # in place: nobody else has this object, and spans are many
-        return attempt
-
-    def _drop_spans(
-        self,
-        entry: MemoryEntry,
-        attempt: Attempt,
-        last_heartbeat_time: float | None,
-        span_ids: Sequence[str],
-        used: tuple[int, int],
-        last_sequence: int,
-    ) -> None:
-        """Undo `append_spans`: the last spans, of these ids, go, and the attempt is as it was."""
-        number = attempt.sequence_id
-        size = entry.usage[number][1] - used[1]
-        entry.span_ids[number].difference_update(span_ids)
-        del entry.spans[-len(span_ids) :]
-        entry.usage[number] = used
-        entry.span_bytes -= size
-        self.span_bytes -= size
-        attempt.__dict__["last_heartbeat_time"] = last_heartbeat_time
-        self._sequences[attempt.rollout_id] = last_sequence
+        self._add_spans(attempt, spans, rows, size, now)
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
-        return span_id in self.entries[attempt.rollout_id].span_ids[attempt.sequence_id]
+        return span_id in self.entries[attempt.rollout_id].span_ids.get(attempt.sequence_id, ())
 
     def _select_spans(self, selection: Selection, of: str | Attempt | None) -> PaginatedResult[Span]:
         rollout_id = of.rollout_id if isinstance(of, Attempt) else str(of)
@@ -263,40 +257,20 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
         return selection.page([span_of_json(body) for _, _, body in page.items], page.total)
 
     def evict_spans(self, entry: MemoryEntry) -> None:
-        """Drop all spans of a rollout; not undone, so only between transactions."""
+        """Drop all spans of a rollout."""
         self.span_bytes -= entry.span_bytes
         entry.span_bytes = 0
         entry.spans = []
-        entry.span_ids = {number: set() for number in entry.span_ids}
+        entry.span_ids = {}
         entry.is_evicted = True
 
     # ------------------------------------------------------------------ queue and schedule
 
-    def _new_position(self) -> int:
-        self._tail += 1
-        return self._tail
-
-    def _restore_position(self, entry: MemoryEntry, position: int | None) -> None:
-        entry.position = position
-        self._queue.pop(entry.rollout.rollout_id, None)
-        if position is not None:
-            places = sorted([*self._queue.items(), (entry.rollout.rollout_id, position)], key=lambda place: place[1])
-            self._queue.clear()
-            self._queue.update(places)
+    def _enter_queue(self, entry: Entry) -> None:
+        entry.position = self._queue[entry.rollout.rollout_id] = 0  # whose order is that of the queue
 
     def queue_ids(self) -> Sequence[str]:
         return list(self._queue)
-
-    def schedule(self, rollout_id: str, due: float | None) -> None:
-        entry = self.entries[rollout_id]
-        if entry.due != due:
-            self._undo.append((self._set_due, (entry, entry.due)))
-            self._set_due(entry, due)
-
-    def _set_due(self, entry: MemoryEntry, due: float | None) -> None:
-        entry.due = due
-        if due is not None:
-            heapq.heappush(self.due_heap, (due, entry.rollout.rollout_id))
 
     def earliest_due(self) -> float | None:
         heap = self.due_heap
@@ -338,6 +312,8 @@ def _closed() -> StoreUnavailable:
 
 class InMemoryLightningStore(LocalStore):
     """A store that lives and dies with its process."""
+
+    _is_quick = True
 
     def __init__(
         self,
@@ -408,10 +384,10 @@ class InMemoryLightningStore(LocalStore):
     def number_at_once(self, rollout_ids: Sequence[str]) -> Sequence[int]:
         with self._lock:
             numbers = get_many_span_sequence_ids(self._tx, 0.0, [(rollout_id, "") for rollout_id in rollout_ids])
-            self._tx.keep()
+            self._tx.apply()
             return numbers
 
-    async def _run_write(self, call: Call) -> object:
+    def _run_at_once(self, call: Call) -> object:
         with self._lock:
             if self._is_closed:
                 raise _closed()
@@ -422,17 +398,15 @@ class InMemoryLightningStore(LocalStore):
                     self._transact(look, now)
             return self._transact(call, now)
 
+    async def _run_write(self, call: Call) -> object:
+        return self._run_at_once(call)
+
     _run_read = _run_write
 
     def _transact(self, call: Call, now: float) -> object:
         tx, board = self._tx, self._board
         due = tx.earliest_due() if tx.due_heap and board.has_waiters else None
-        try:
-            result = execute(call, tx, now)
-        except BaseException:
-            tx.take_back()
-            raise
-        tx.keep()
+        result = execute(call, tx, now)
         if tx.notices:
             board.publish(tx.take_notices())
         if tx.span_bytes > self._eviction_threshold_bytes:

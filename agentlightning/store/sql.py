@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import orjson
 
 from agentlightning.store.copies import replaced
-from agentlightning.store.lifecycle import is_finished
+from agentlightning.store.lifecycle import is_finished, is_queuing
 from agentlightning.store.rollout_index import ENDED_BADLY, INDEX_COLUMNS, index_values
 from agentlightning.store.selection import Condition, Selection, choose
 from agentlightning.store.tables import (
@@ -30,9 +30,8 @@ from agentlightning.store.tables import (
     rollout_as_read,
     rollout_json,
 )
-from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT, StoreLimits
+from agentlightning.store.transaction import AddedSpans, OpenSpans, SelectedT, StoreLimits, Transaction, Writes
 from agentlightning.store.values import as_json, check_json_size, span_as_json, span_of_json
-from agentlightning.store.working_set import WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Rollout, Span
 
 MOST_ENTRIES = 2048
@@ -46,8 +45,10 @@ _QUEUED = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER 
 _ALL = 2**63 - 1
 
 
-class SqlTransaction(WorkingSet[SqlEntry]):
-    """A working set on a database."""
+class SqlTransaction(Transaction):
+    """Rows of a database, as far as they were met, and those that will be written."""
+
+    entries: dict[str, SqlEntry]
 
     orders: ClassVar[Mapping[str, str]]
     """How to sort `asc` and `desc`, with what is missing before everything else; of times, after it."""
@@ -57,8 +58,6 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     """The number of all spans and their bytes, as two columns."""
 
     def __init__(self, limits: StoreLimits) -> None:
-        self.is_spoiled = False
-        """Whether rows of the operation in progress are in the database, so that undoing it here is not enough."""
         self.earliest_due: float | None = None
         """No rollout is due before this moment, as far as was seen here; None if none is scheduled."""
         self._places = itertools.count()
@@ -66,6 +65,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
 
     def _remember_nothing(self) -> None:
         super()._remember_nothing()
+        self.entries = {}
         self._absent: set[str] = set()  # ids of rollouts that were looked for in vain
         self._finished: list[str] = []
         self._hold_nothing()
@@ -104,28 +104,19 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     # ------------------------------------------------------------------ rows held back
 
     def _hold(self, table: str, key: object, row: object) -> None:
-        self._set(self._held[table], key, row)
+        self._held[table][key] = row
         self._is_holding = True
 
     def flush(self) -> None:
         """Write all rows held back; the transaction stays open."""
         if self._is_holding:
-            if self._undo:
-                self.is_spoiled = True
-                self._undo.clear()
             self._write_held()
             self._hold_nothing()
 
-    def keep(self) -> None:
-        super().keep()
-        self.is_spoiled = False
-
     def forget(self) -> None:
         """Drop everything remembered: another connection has written, or a batch was rolled back."""
-        self._undo.clear()
-        self.is_spoiled = False
-        self.notices = []
-        self._kept_notices = 0
+        self.discard()
+        self.notices, self._applied_notices = [], 0
         self._remember_nothing()
 
     def trim(self) -> None:
@@ -145,12 +136,25 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             self.entries.clear()
             self._absent.clear()
 
+    def spill(self) -> None:
+        if len(self.writes) > MOST_ENTRIES:
+            self.apply()
+            self.flush()
+            self.trim()
+
     def select_rows(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
-        """Rows as the transaction sees them, its own writes included."""
+        """Rows as the transaction sees them, with what was applied."""
         self.flush()
         return self.select_stored(sql, parameters)
 
     # ------------------------------------------------------------------ rollouts
+
+    def known(self, rollout_id: str) -> SqlEntry:
+        """The entry of a rollout, which there must be."""
+        entry = self.entries.get(rollout_id) or self.find(rollout_id)
+        if entry is None:
+            raise KeyError(rollout_id)
+        return entry
 
     def find(self, rollout_id: str) -> SqlEntry | None:
         entry = self.entries.get(rollout_id)
@@ -179,64 +183,137 @@ class SqlTransaction(WorkingSet[SqlEntry]):
                 entry.attempts.append(attempt_of(row[ROLLOUT_WIDTH:], entry.rollout.rollout_id))
         return list(found.values())
 
-    def _put_rollout(self, rollout: Rollout) -> SqlEntry:
-        """What is remembered is what a reader of the database would get."""
-        entry = self.find(rollout.rollout_id)
-        if is_finished(rollout):
-            self._finished.append(rollout.rollout_id)
-        if entry is None:
-            self._make_room()
-            json = rollout_json(rollout)
-            entry = SqlEntry(rollout_as_read(rollout, json), self._take_number(), json=json)
-            self._absent.discard(rollout.rollout_id)
-            self._set(self.entries, rollout.rollout_id, entry)
-            self._hold("new rollouts", entry.number, entry)
-            self._put_input(entry, rollout.input)
-            self._hold_index(entry)
-            return entry
-        before = entry.rollout
-        self._undo += [(setattr, (entry, "rollout", before)), (setattr, (entry, "json", entry.json))]
-        self._hold_changed(entry)
-        entry.rollout = rollout
+    # ------------------------------------------------------------------ writes
+
+    def _encoded(self, writes: Writes) -> Writes:
+        """What JSON cannot hold is refused here. What is remembered is as a reader of the database gets it."""
+        encoded = writes.copy()
+        for (kind, key), value in writes.items():
+            if kind is Rollout:
+                encoded[kind, key] = self._encoded_rollout(value)
+            elif kind is Attempt:
+                self._normalise(key, value)
+            elif kind in RECORD_TABLES:
+                encoded[kind, key] = RECORD_TABLES[kind].encoded(value)
+            elif kind is OpenSpans:
+                body = orjson.dumps([orjson.Fragment(span_as_json(span)) for span in value.spans])
+                encoded[kind, key] = body
+            elif kind is MetricPoint:
+                encoded[kind, key] = value.run_id, value.step, value.time, as_json(value.values, "values")
+        return encoded
+
+    def _normalise(self, rollout_id: str, attempts: list[Attempt]) -> None:
+        """Have attempts that are new or have changed be what a reader of their rows gets."""
+        entry = self.entries.get(rollout_id)
+        earlier = () if entry is None else entry.attempts
+        for place, attempt in enumerate(attempts):
+            if attempt.metadata is not None and (place >= len(earlier) or attempt is not earlier[place]):
+                attempts[place] = replaced(attempt, metadata=orjson.loads(as_json(attempt.metadata, "metadata")))
+
+    def _encoded_rollout(self, rollout: Rollout) -> tuple[Rollout, Row, bytes | None]:
+        """The rollout, its JSON, and that of its input if that is a new one."""
+        entry = self.entries.get(rollout.rollout_id) or self.find(rollout.rollout_id)
+        before, json, body = None if entry is None else entry.rollout, () if entry is None else entry.json, None
         if (
-            rollout.config is not before.config
+            before is None
+            or rollout.config is not before.config
             or rollout.metadata is not before.metadata
             or rollout.output is not before.output
         ):
-            entry.json = rollout_json(rollout)
-            entry.rollout = rollout_as_read(rollout, entry.json)
-        if rollout.input is not before.input:
-            self._put_input(entry, rollout.input)
-        if (
-            rollout.reward != before.reward
-            or rollout.metadata is not before.metadata
-            or rollout.input is not before.input
-        ):
+            json = rollout_json(rollout)
+            rollout = rollout_as_read(rollout, json)
+        if before is None or rollout.input is not before.input:
+            body = as_json(rollout.input, "input")
+            rollout = replaced(rollout, input=orjson.loads(body))
+        return rollout, json, body
+
+    def _apply_rollout(self, encoded: tuple[Rollout, Row, bytes | None]) -> None:
+        rollout, json, body = encoded
+        rollout_id = rollout.rollout_id
+        entry = self.entries.get(rollout_id) or self.find(rollout_id)
+        if is_finished(rollout):
+            self._finished.append(rollout_id)
+        metadata = entry.json[1] if entry is not None else b""
+        if entry is None:
+            before, entry = None, SqlEntry(rollout, self._take_number(), json=json)
+            self._absent.discard(rollout_id)
+            self.entries[rollout_id] = entry
+            self._hold("new rollouts", entry.number, entry)
+        else:
+            before, entry.rollout, entry.json = entry.rollout, rollout, json
+            self._hold_changed(entry)
+            if entry.position is not None and not is_queuing(rollout):
+                self._leave_queue(entry)
+        if body is not None:
+            self._hold("inputs", entry.number, (entry.number, body))
+        if before is None or rollout.reward != before.reward or json[1] != metadata or body is not None:
             self._hold_index(entry)
-        return entry
 
     def _hold_index(self, entry: SqlEntry) -> None:
-        attempt = entry.attempts[-1] if entry.attempts else None
-        values = [_storable(value) for value in index_values(entry.rollout, attempt)]
+        values = [_storable(value) for value in index_values(entry.rollout, entry.latest)]
         self._hold("rollout_index", entry.number, (entry.number, *values))
-
-    def _put_input(self, entry: SqlEntry, value: object) -> None:
-        body = as_json(value, "input")
-        self._hold("inputs", entry.number, (entry.number, body))
-        entry.rollout = replaced(entry.rollout, input=orjson.loads(body))
 
     def _hold_changed(self, entry: SqlEntry) -> None:
         if entry.number not in self._held["new rollouts"]:  # else its row will be as it then is
             self._hold("changed rollouts", entry.number, entry)
 
-    def schedule(self, rollout_id: str, due: float | None) -> None:
+    def _apply_attempts(self, rollout_id: str, attempts: list[Attempt]) -> None:
+        entry = self.known(rollout_id)
+        earlier = entry.attempts
+        for place, attempt in enumerate(attempts):
+            if place >= len(earlier):
+                entry.span_ids[attempt.sequence_id] = set()
+            elif attempt is earlier[place]:
+                continue
+            self._hold("attempts", (entry.number, attempt.sequence_id), attempt_row(attempt, entry.number))
+        was_error = bool(earlier) and earlier[-1].status in ENDED_BADLY
+        entry.attempts = attempts
+        if was_error or len(attempts) > 1 or attempts[-1].status in ENDED_BADLY:
+            self._hold_index(entry)
+
+    def _apply_spans(self, rollout_attempt: tuple[str, int], added: AddedSpans) -> None:
+        """A span is one row: that it is also the attempt's heartbeat is seen when the attempt is read."""
+        rollout_id, number = rollout_attempt
+        spans, rows, usage, now = added
+        entry = self.known(rollout_id)
+        attempt, known = entry.attempts[number - 1], entry.span_ids.get(number)
+        self._is_holding = True
+        self._spans += [(entry.number, number, *row) for row in rows]
+        if known is not None:
+            known.update([span.span_id for span in spans])
+        entry.usage[number] = usage
+        last = max([span.sequence_id for span in spans])
+        if last > self._sequences.get(rollout_id, last):
+            self._sequences[rollout_id] = last
+        if now is not None:  # in place: nobody else has this object, and spans are many
+            attempt.__dict__["last_heartbeat_time"] = now
+        if now is None or (entry.number, number) in self._held["attempts"]:  # its row covers these spans too
+            self._hold("attempts", (entry.number, number), attempt_row(attempt, entry.number))
+
+    def _apply_record(self, kind: Any, key: str, record: Any) -> None:
+        if kind is OpenSpans:
+            number = self.known(key).number
+            self._hold("open_spans", number, (number, record))
+        else:
+            self._records[kind][key], row = record
+            self._hold(RECORD_TABLES[kind].name, key, row)
+
+    def _apply_metrics(self, point: Row) -> None:
+        self._hold("metrics", next(self._places), point)
+
+    def _apply_sequence(self, rollout_id: str, sequence_id: int) -> None:
+        super()._apply_sequence(rollout_id, sequence_id)
+        self._hold("sequences", rollout_id, (rollout_id, sequence_id))
+
+    def _apply_due(self, rollout_id: str, due: float | None) -> None:
         entry = self.known(rollout_id)
         if entry.due != due:
-            self._hold_changed(entry)
-            self._undo.append((setattr, (entry, "due", entry.due)))
             entry.due = due
+            self._hold_changed(entry)
         if due is not None and (self.earliest_due is None or due < self.earliest_due):
             self.earliest_due = due
+
+    # ------------------------------------------------------------------ schedule and queue
 
     def overdue(self, now: float) -> Sequence[str]:
         rows = self.select_rows("SELECT number FROM rollouts WHERE due < ?", (now,))
@@ -247,53 +324,25 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     def queue_ids(self) -> Sequence[str]:
         return [rollout_id for (rollout_id,) in self.select_rows(_QUEUED)]
 
-    # ------------------------------------------------------------------ attempts, spans, sequence ids
+    # ------------------------------------------------------------------ spans and sequence ids
 
-    def _put_attempt(self, entry: SqlEntry, attempt: Attempt) -> None:
-        row = attempt_row(attempt, entry.number)
-        self._hold("attempts", (entry.number, attempt.sequence_id), row)
-        if attempt.metadata is not None:
-            attempt = replaced(attempt, metadata=orjson.loads(row[-2]))
-        is_error_kept = len(entry.attempts) == attempt.sequence_id and entry.attempts[-1].status in ENDED_BADLY
-        super()._put_attempt(entry, attempt)
-        if is_error_kept or attempt.status in ENDED_BADLY or len(entry.attempts) > 1:
-            self._hold_index(entry)
-
-    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
-        """A span is one row: that it is also the attempt's heartbeat is seen when the attempt is read."""
-        entry, sequence = self.known(attempt.rollout_id), attempt.sequence_id
-        self._load_usage(entry, attempt)
-        known, (count, size) = entry.span_ids.get(sequence), entry.usage.get(sequence, (0, 0))
-        before, rows, added = entry.attempts[sequence - 1], [], 0
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float | None) -> None:
+        arrival = now if now is not None else attempt.last_heartbeat_time or attempt.start_time
+        rows, size = [], 0
         for span in spans:
             body = span_as_json(span)
             check_json_size(span, len(body), self.limits.span_bytes)
-            added += len(body)
-            rows.append((entry.number, sequence, span.span_id, span.sequence_id, now, body))
-        self._check_quota(attempt, count + len(spans), size + added)
-        self._undo.append((self._drop_spans, (entry, before, len(self._spans), (count, size))))
-        self._is_holding = True
-        self._spans += rows
-        if known is not None:
-            known.update([span.span_id for span in spans])
-        entry.usage[sequence] = count + len(spans), size + added
-        highest = max([span.sequence_id for span in spans])
-        if highest > self._sequences.get(attempt.rollout_id, highest):
-            self._set(self._sequences, attempt.rollout_id, highest)
-        alive = entry.attempts[sequence - 1] = replaced(attempt, last_heartbeat_time=now)
-        if (entry.number, sequence) in self._held["attempts"]:  # its row covers these spans too
-            self._hold("attempts", (entry.number, sequence), attempt_row(alive, entry.number))
-        return alive
+            size += len(body)
+            rows.append((span.span_id, span.sequence_id, arrival, body))
+        self._add_spans(attempt, spans, rows, size, now)
 
-    def _drop_spans(self, entry: SqlEntry, attempt: Attempt, place: int, used: tuple[int, int]) -> None:
-        """Undo `append_spans`: what came from this place on goes, and the attempt is as it was."""
-        known = entry.span_ids.get(attempt.sequence_id, set())
-        known.difference_update([row[2] for row in self._spans[place:]])
-        del self._spans[place:]
-        entry.usage[attempt.sequence_id] = used
-        entry.attempts[attempt.sequence_id - 1] = attempt
+    def _usage_of(self, attempt: Attempt) -> tuple[int, int]:
+        entry = self.entries.get(attempt.rollout_id) or self.find(attempt.rollout_id)
+        if entry is not None and attempt.sequence_id not in entry.usage:
+            self._load_usage(entry, attempt)
+        return super()._usage_of(attempt)
 
-    def get_last_sequence(self, rollout_id: str) -> int:
+    def _stored_sequence(self, rollout_id: str) -> int:
         if rollout_id not in self._sequences:
             entry = self.find(rollout_id)
             number = entry.number if entry else 0
@@ -302,20 +351,15 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             self._sequences[rollout_id] = max(stored, held)
         return self._sequences[rollout_id]
 
-    def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
-        super().put_last_sequence(rollout_id, sequence_id)
-        self._hold("sequences", rollout_id, (rollout_id, sequence_id))
-
     # ------------------------------------------------------------------ other records
 
-    def _get_record(self, kind: type[KeyedT], key: str) -> KeyedT | None:
+    def _get_record(self, kind: type, key: str) -> Any:
         if kind is OpenSpans:
             rows = self.select_rows(f"SELECT body FROM open_spans WHERE {_OF_ROLLOUT}", (self._id(key),))
-            spans = [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
-            return cast("KeyedT", OpenSpans(key, spans))
+            return OpenSpans(key, [Span.model_validate(each) for (body,) in rows for each in orjson.loads(body)])
         if key not in self._records[kind]:
             self.load_records(kind, [key])
-        return super()._get_record(kind, key)
+        return self._records[kind].get(key)
 
     def load_records(self, kind: type, keys: Collection[str]) -> None:
         """Read records, whether they exist or not."""
@@ -327,27 +371,13 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         self._records[kind].update(dict.fromkeys(keys))
         self._records[kind].update((row[0], RECORD_TABLES[kind].record_of(row)) for row in rows)
 
-    def _put_record(self, record: object) -> None:
-        if isinstance(record, OpenSpans):
-            number = self.known(record.rollout_id).number
-            body = orjson.dumps([orjson.Fragment(span_as_json(span)) for span in record.spans])
-            self._hold("open_spans", number, (number, body))
-            return
-        table = RECORD_TABLES[type(record)]
-        row = table.row_of(record)
-        self._hold(table.name, row[0], row)
-        super()._put_record(table.record_of(row))
-
-    def _put_metrics(self, point: MetricPoint) -> None:
-        row = (point.run_id, point.step, point.time, as_json(point.values, "values"))
-        self._hold("metrics", next(self._places), row)
-
     # ------------------------------------------------------------------ selections
 
     def select(
         self, kind: type[SelectedT], selection: Selection, of: str | Attempt | None = None
     ) -> PaginatedResult[SelectedT]:
         if kind is Rollout:
+            self._make_room()
             with self._scanning(selection):
                 rows, total = self._select_page("number", _tables_of(selection), selection)
             numbers = [number for (number,) in rows]

@@ -10,9 +10,8 @@ import orjson
 
 from agentlightning.store.copies import replaced
 from agentlightning.store.notices import NoticeFields
-from agentlightning.store.transaction import Setting
+from agentlightning.store.transaction import RECORD_KEYS, Entry, Setting
 from agentlightning.store.values import as_json
-from agentlightning.store.working_set import RECORD_KEYS, Entry
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker
 
 Row = tuple[Any, ...]
@@ -149,9 +148,14 @@ class RecordTable:
         insert = f"INSERT INTO {self.name} ({self.column_list}) VALUES ({marks})"
         return f"{insert} ON CONFLICT ({names[0]}) DO UPDATE SET {changes}"
 
-    def row_of(self, record: object) -> Row:
+    def encoded(self, record: Any) -> tuple[Any, Row]:
+        """A record as a reader of its row gets it, and the row."""
         plain = [getattr(record, name) for name in self.columns]
-        return (*plain, *(_json_of(getattr(record, name), f"{self.name}.{name}") for name in self.json_columns))
+        row = (*plain, *[_json_of(getattr(record, name), f"{self.name}.{name}") for name in self.json_columns])
+        if self.model is Worker:  # the hot path; its claims are the store's own note
+            stats = record.heartbeat_stats
+            return record if stats is None else replaced(record, heartbeat_stats=orjson.loads(row[-2])), row
+        return self.record_of(row), row
 
     def record_of(self, row: Row) -> Any:
         plain = dict(zip(self.columns, row, strict=False))

@@ -51,5 +51,5 @@ def test_attempted_rollout_is_what_validation_would_make() -> None:
 
     assert made == AttemptedRollout(**ROLLOUT.model_dump(), attempt=ATTEMPT)
     assert made.model_dump() == {**ROLLOUT.model_dump(), "attempt": ATTEMPT.model_dump()}
-    assert attempted(made, second).attempt is second
+    assert attempted(made, second).attempt == second
     assert "attempt" not in vars(ROLLOUT)

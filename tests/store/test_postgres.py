@@ -111,6 +111,37 @@ async def test_refused_operation_does_not_take_its_batch_with_it(make_span: Any)
         assert len(await store.query_spans(rollout.rollout_id)) == 10
 
 
+async def test_a_deadlock_is_a_transaction_that_is_run_again(make_span: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    dsn, failures, run_once = new_database(), list[type](), PostgresLightningStore._try
+
+    def watched(*args: Any) -> Any:
+        try:
+            return run_once(*args)
+        except Exception as error:
+            failures.append(type(error))
+            raise
+
+    monkeypatch.setattr(PostgresLightningStore, "_try", watched)
+    async with PostgresLightningStore(dsn) as store:
+        claims = [await store.start_rollout(n) for n in range(2)]
+        spans = [make_span(claim, span_id=claim.rollout_id) for claim in claims]
+        lock = "SELECT 1 FROM rollouts WHERE rollout_id = %s FOR UPDATE"
+        with psycopg.connect(dsn) as other, psycopg.connect(dsn, autocommit=True) as watcher:
+            other.execute("SET deadlock_timeout = '60s'")  # so that the store's transaction is the one that is ended
+            other.execute(lock, [claims[1].rollout_id])
+            adding = asyncio.create_task(store.add_many_spans(spans))
+            while not watcher.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall():
+                await asyncio.sleep(0)
+            await asyncio.to_thread(other.execute, lock, [claims[0].rollout_id])
+            other.commit()
+
+            added = await adding
+
+        assert set(failures) == {psycopg.errors.DeadlockDetected}
+        assert [span is not None for span in added] == [True, True]
+        assert (await store.statistics())["total_spans"] == 2
+
+
 async def test_concurrent_updates_of_resources_count_every_version() -> None:
     dsn = new_database()
     async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from agentlightning.errors import InvalidValue, NotFound
@@ -18,7 +18,7 @@ from agentlightning.store.copies import attempted, detached, replaced
 from agentlightning.store.lifecycle import (
     ATTEMPT_STATUSES,
     HEARTBEAT_INTERVAL,
-    WORKING_STATUSES,
+    WELL_STATUSES,
     attempt_end_time,
     due_time,
     has_lost_lease,
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_FLOOR: Final = "lease_floor"
 """The setting with the moment below which no lease ends."""
+NO_RESULTS: Final[Mapping[str, Any]] = {}
 ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
 """Fields a query may sort by."""
 
@@ -60,8 +61,8 @@ def get_latest_attempt(tx: Transaction, now: float, rollout_id: str) -> Attempt 
 
 
 def find_attempt(attempts: Sequence[Attempt], attempt_id: str | Literal["latest"]) -> Attempt | None:
-    if attempt_id == "latest":
-        return attempts[-1] if attempts else None
+    if attempts and attempt_id in ("latest", attempts[-1].attempt_id):
+        return attempts[-1]
     return next((attempt for attempt in reversed(attempts) if attempt.attempt_id == attempt_id), None)
 
 
@@ -108,26 +109,30 @@ def change_attempt(
     rollout: Rollout,
     attempt: Attempt,
     changes: dict[str, Any],
+    *,
+    results: Mapping[str, Any] = NO_RESULTS,
     claiming_worker: str | None = None,
 ) -> Attempt:
     """Write an attempt; a status given to the latest one decides the rollout, unless that was cancelled.
 
     Args:
+        results: What changes of the rollout besides.
         claiming_worker: Claims another rollout in the same step, so that its idleness need not be written.
     """
     is_latest = attempt.sequence_id == len(tx.get_attempts(rollout.rollout_id))
     if not is_latest and is_lost(attempt):
         return attempt  # its worker was given up, and another has run the rollout since then: it speaks too late
-    before = due_time(rollout, attempt)
-    changed = replaced(attempt, **changes)
+    before, changed = rollout, replaced(attempt, **changes)
     tx.put(changed)
     if is_latest:
         if "status" in changes and rollout.status != "cancelled":
             # Only an attempt that failed makes the earlier ones matter, which a store may have to read.
-            has_failed = changed.status not in (*WORKING_STATUSES, "succeeded")
-            attempts = tx.get_attempts(rollout.rollout_id) if has_failed else [changed]
-            rollout = change_status(tx, now, rollout, rollout_status_from_attempts(attempts, rollout.config))
-        reschedule(tx, before, rollout, changed)
+            attempts = [changed] if changed.status in WELL_STATUSES else tx.get_attempts(rollout.rollout_id)
+            status = rollout_status_from_attempts(attempts, rollout.config)
+            rollout = change_status(tx, now, rollout, status, **results)
+        elif results:
+            tx.put(replaced(rollout, **results))
+        reschedule(tx, (before, attempt), (rollout, changed))
     if changed.worker_id is not None:
         if changed.end_time is not None:
             if changed.worker_id != claiming_worker:

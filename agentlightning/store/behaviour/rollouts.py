@@ -10,13 +10,14 @@ from pydantic import ValidationError
 
 from agentlightning.errors import InvalidQuery, InvalidValue, NotFound, RequestConflict
 from agentlightning.store.behaviour.workers import show_worker_busy
-from agentlightning.store.copies import attempted, detached, replaced
+from agentlightning.store.copies import attempted, built, detached, replaced
 from agentlightning.store.lifecycle import (
     FINAL_ROLLOUT_STATUSES,
     ROLLOUT_STATUSES,
     due_time,
     is_finished,
     is_queuing,
+    is_running,
 )
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.rollout_index import ROLLOUT_FIELDS, run_id_of, searched_text
@@ -67,26 +68,35 @@ def with_latest_attempt(tx: Transaction, rollout: Rollout) -> AttemptedRollout |
     return attempted(rollout, attempt) if attempt else rollout
 
 
-def change_status(tx: Transaction, now: float, rollout: Rollout, status: RolloutStatus) -> Rollout:
-    """Move a rollout to a status: its end time, its place in the queue, and the notice follow."""
-    if status == rollout.status:
+def change_status(tx: Transaction, now: float, rollout: Rollout, status: RolloutStatus, **others: object) -> Rollout:
+    """Move a rollout to a status, with other changes: its end time, its place in the queue, and the notice follow."""
+    is_same = status == rollout.status
+    if is_same and not others:
         return rollout
-    changed = replaced(rollout, status=status, end_time=now if status in FINAL_ROLLOUT_STATUSES else None)
+    if not is_same:
+        others |= {"status": status, "end_time": now if status in FINAL_ROLLOUT_STATUSES else None}
+    changed = replaced(rollout, **others)
     tx.put(changed)
+    if is_same:
+        return changed
     if is_queuing(changed):
         tx.push(rollout.rollout_id)
     tx.note("rollout", rollout.rollout_id, status=status, name=run_id_of(rollout))
     return changed
 
 
-def reschedule(tx: Transaction, before: float | None, rollout: Rollout, attempt: Attempt | None) -> None:
+Working = tuple[Rollout, Attempt | None]
+"""A rollout and its latest attempt."""
+
+
+def reschedule(tx: Transaction, before: Working, after: Working) -> None:
     """Tell the watchdog when to look at a rollout, if that moment came closer or went away.
 
     A moment that moves back, as with every sign of life, is left alone: the watchdog finds out when it looks.
     """
-    due = due_time(rollout, attempt)
-    if due != before and (due is None or before is None or due < before):
-        tx.schedule(rollout.rollout_id, due)
+    due = due_time(*after)
+    if is_running(before[0]) if due is None else (earlier := due_time(*before)) is None or due < earlier:
+        tx.schedule(after[0].rollout_id, due)
 
 
 def begin_attempt(
@@ -103,21 +113,23 @@ def begin_attempt(
     if attempt_id == "latest":
         raise InvalidValue("An attempt cannot be called 'latest', which names the newest one; give another id.")
     attempts = tx.get_attempts(rollout.rollout_id)
-    before = due_time(rollout, attempts[-1] if attempts else None)
-    attempt = Attempt(
-        rollout_id=rollout.rollout_id,
-        attempt_id=attempt_id or new_attempt_id(),
-        sequence_id=len(attempts) + 1,
-        start_time=now,
-        worker_id=worker_id,
-        lease_until=lease_until,
-    )
-    if rollout.reward is not None:  # which was that of the attempt before
-        rollout = replaced(rollout, reward=None)
-        tx.put(rollout)
-    rollout = change_status(tx, now, rollout, "preparing")
+    before = rollout, attempts[-1] if attempts else None
+    fields = {
+        "rollout_id": rollout.rollout_id,
+        "attempt_id": attempt_id or new_attempt_id(),
+        "sequence_id": len(attempts) + 1,
+        "start_time": now,
+        "end_time": None,
+        "status": "preparing",
+        "worker_id": worker_id,
+        "last_heartbeat_time": None,
+        "metadata": None,
+        "lease_until": lease_until,
+    }
+    attempt = built(Attempt, fields) if is_claimed else Attempt.model_validate(fields)
+    rollout = change_status(tx, now, rollout, "preparing", reward=None)  # which was that of the attempt before
     tx.put(attempt)
-    reschedule(tx, before, rollout, attempt)
+    reschedule(tx, before, (rollout, attempt))
     if worker_id is not None and not is_claimed:
         show_worker_busy(tx, now, worker_id, attempt)
     return attempted(rollout, attempt)
@@ -288,7 +300,7 @@ def update_rollout(
 ) -> AttemptedRollout | Rollout:
     rollout = known_rollout(tx, rollout_id)
     attempt = latest_attempt(tx, rollout_id)
-    before = due_time(rollout, attempt)
+    before = rollout, attempt
     given = {
         "input": detached(input),
         "mode": mode,
@@ -305,7 +317,7 @@ def update_rollout(
         tx.put(rollout)
     if not isinstance(status, Unset):
         rollout = change_status(tx, now, rollout, status)
-    reschedule(tx, before, rollout, attempt)
+    reschedule(tx, before, (rollout, attempt))
     return with_latest_attempt(tx, rollout)
 
 

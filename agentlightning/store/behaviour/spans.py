@@ -24,7 +24,6 @@ from agentlightning.store.copies import detached, replaced
 from agentlightning.store.lifecycle import (
     WORKING_STATUSES,
     attempt_status_after_span,
-    due_time,
     is_finished,
     is_queuing,
     rollout_status_after_span,
@@ -172,9 +171,8 @@ def end_attempt(
     if fresh:
         _keep(tx, now, attempt, _numbered(list(fresh.values()), tx.get_last_sequence(rollout_id)))
         changes["last_heartbeat_time"] = now
-    if is_latest:
-        rollout = _note_results(tx, rollout, fresh.values(), output)
-    return change_attempt(tx, now, rollout, attempt, changes, claiming_worker)
+    results = _results(rollout, fresh.values(), output) if is_latest else {}
+    return change_attempt(tx, now, rollout, attempt, changes, results=results, claiming_worker=claiming_worker)
 
 
 def _numbered(spans: Sequence[Span], last: int) -> list[Span]:
@@ -189,24 +187,20 @@ def _numbered(spans: Sequence[Span], last: int) -> list[Span]:
     return numbered
 
 
-def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) -> Attempt:
-    """Append spans of an attempt, and tell of them; returns the attempt with this sign of life."""
-    alive = tx.append_spans(attempt, spans, now)
+def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) -> None:
+    """Append spans of an attempt, and tell of them."""
+    tx.append_spans(attempt, spans, now)
     for span in spans:
         tx.note("span", attempt.rollout_id, attempt.attempt_id, None, span.name, span.sequence_id)
-    return alive
 
 
-def _note_results(tx: Transaction, rollout: Rollout, spans: Iterable[Span], output: Any | Unset = UNSET) -> Rollout:
-    """Write the last reward of these spans, which are of the latest attempt, and the output into the rollout."""
+def _results(rollout: Rollout, spans: Iterable[Span], output: Any | Unset = UNSET) -> dict[str, Any]:
+    """How the last reward of these spans, which are of the latest attempt, and the output change the rollout."""
     changes = {} if output is UNSET else {"output": detached(output)}
     reward = final_reward_of(spans)
     if reward is not None and reward != rollout.reward and math.isfinite(reward):
         changes["reward"] = reward
-    if not changes:
-        return rollout
-    tx.put(replaced(rollout, **changes))
-    return known_rollout(tx, rollout.rollout_id)
+    return changes
 
 
 def _append(
@@ -221,27 +215,32 @@ def _append(
         attempt = known_attempt(tx, rollout_id, attempt_id)
     if may_be_known and tx.has_span(attempt, spans[0].span_id):
         return False
-    alive = _keep(tx, now, attempt, spans)
-    if is_latest:
-        rollout = _note_results(tx, rollout, spans)
+    _keep(tx, now, attempt, spans)
+    results = _results(rollout, spans) if is_latest else {}
     if attempt.status != "running" or (is_latest and rollout.status != "running"):
-        _show_running(tx, now, rollout, alive, is_latest)
+        _show_running(tx, now, rollout, attempt, results if is_latest else None)
+    elif results:
+        tx.put(replaced(rollout, **results))
     return True
 
 
-def _show_running(tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, is_latest: bool) -> None:
-    before = due_time(rollout, attempt)
+def _show_running(
+    tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, results: dict[str, Any] | None
+) -> None:
+    """An attempt works; with `results`, which the rollout gets, it is the latest, and the rollout works too."""
+    before = rollout, attempt
     status = attempt_status_after_span(attempt, rollout)
     if status != attempt.status:
         lease_until = attempt.lease_until
         if lease_until is not None and attempt.status == "unresponsive":
             lease_until = new_lease(tx, now, tx.get(Worker, attempt.worker_id or ""))
-        attempt = replaced(attempt, status=status, end_time=None, lease_until=lease_until)
+        changes = {"status": status, "end_time": None, "lease_until": lease_until, "last_heartbeat_time": now}
+        attempt = replaced(attempt, **changes)
         tx.put(attempt)
-    if is_latest:
+    if results is not None:
         was_queued = is_queuing(rollout)
-        rollout = change_status(tx, now, rollout, rollout_status_after_span(rollout, status))
-        reschedule(tx, before, rollout, attempt)
+        rollout = change_status(tx, now, rollout, rollout_status_after_span(rollout, status), **results)
+        reschedule(tx, before, (rollout, attempt))
         if was_queued and attempt.worker_id is not None:
             show_worker_busy(tx, now, attempt.worker_id, attempt)
 

@@ -22,7 +22,7 @@ from agentlightning.store.postgres.session import PostgresSession, is_storable
 from agentlightning.store.selection import Condition, Selection
 from agentlightning.store.sql import SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
-from agentlightning.store.transaction import StoreLimits
+from agentlightning.store.transaction import Entry, StoreLimits
 from agentlightning.types import Attempt, ResourcesUpdate, Run, Span, Worker
 
 _POP: Final = """
@@ -262,21 +262,15 @@ class PostgresTransaction(SqlTransaction):
             known.update(found for (found,) in rows)
         return span_id in known
 
-    def get_last_sequence(self, rollout_id: str) -> int:
+    def _stored_sequence(self, rollout_id: str) -> int:
         if rollout_id not in self._sequences and self.find(rollout_id) is None and not self._session.is_reader:
             # There is no row to lock.
             self._session.send("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (rollout_id,))
-        return super().get_last_sequence(rollout_id)
+        return super()._stored_sequence(rollout_id)
 
     # ------------------------------------------------------------------ queue
 
-    def push(self, rollout_id: str) -> None:
-        entry = self.known(rollout_id)
-        if entry.position is None:
-            entry.position = 0  # its place is given when it is written
-            self._hold("queue", entry.number, (entry.number,))
-
-    def pop(self, limit: int) -> Sequence[str]:
+    def _head(self, limit: int) -> list[str]:
         """Take what nobody else has locked; for a whole batch at once, if it will ask for more."""
         if not self._popped:
             wanted = max(limit, self.expected_pops)
@@ -289,16 +283,14 @@ class PostgresTransaction(SqlTransaction):
         taken, self._popped = self._popped[:limit], self._popped[limit:]
         return [rollout_id for _, rollout_id in taken]
 
-    def _leave_queue(self, entry: SqlEntry) -> None:
+    def _enter_queue(self, entry: Entry) -> None:
+        entry.position = 0  # its place is given when it is written
+        self._hold("queue", entry.number, (entry.number,))
+
+    def _leave_queue(self, entry: Entry) -> None:
         entry.position = None
         self._held["queue"].pop(entry.number, None)
         self._hold("leaving", entry.number, (entry.number,))
-
-    def _restore_position(self, entry: SqlEntry, position: int | None) -> None:
-        entry.position = position
-
-    def _new_position(self) -> int:
-        raise NotImplementedError  # `push` leaves it to the database
 
 
 # ---------------------------------------------------------------------- reading ahead

@@ -1,12 +1,11 @@
 """Transactions on a SQLite connection.
 
 A writing transaction serves a batch of operations. It remembers what it has read, which holds as long as no other
-connection has written, and holds rows back until the batch ends; an operation that raises is undone in memory and never
-reaches the database. A reading transaction is the same object on a connection of its own, used once.
+connection has written, and holds rows back until the batch ends; an operation that raises never reaches them. A reading
+transaction is the same object on a connection of its own, used once.
 """
 
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
@@ -14,13 +13,14 @@ import orjson
 
 from agentlightning.store.sql import SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
-from agentlightning.store.transaction import StoreLimits
+from agentlightning.store.transaction import Entry, StoreLimits
 from agentlightning.types import Attempt
 
 READ_AHEAD = 256
 """How many entries of the queue are read at once."""
 _READ_QUEUE = (
-    f"SELECT rollout_id, position FROM queue JOIN rollouts ON number = rollout ORDER BY position LIMIT {READ_AHEAD}"
+    "SELECT rollout_id, position FROM queue JOIN rollouts ON number = rollout WHERE position > ? "
+    f"ORDER BY position LIMIT {READ_AHEAD}"
 )
 _INSERT_ROLLOUT = f"INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_ROLLOUT = (
@@ -148,28 +148,25 @@ class SqliteTransaction(SqlTransaction):
         if attempt.sequence_id not in entry.span_ids:
             self.has_span(attempt, "")
 
-    def _new_position(self) -> int:
+    def _enter_queue(self, entry: Entry) -> None:
         if self._tail is None:
             self._tail = self.select_rows("SELECT coalesce(max(position), 0) FROM queue")[0][0]
         self._tail += 1
-        return self._tail
+        entry.position = self._tail
+        self._hold("queue", self._tail, entry.number)
+        if self._is_queue_whole:
+            self._queue[entry.rollout.rollout_id] = self._tail
 
-    def _move(self, entry: SqlEntry, position: int | None) -> None:
-        if entry.position is not None:
-            self._hold("queue", entry.position, None)
-        if position is not None:
-            self._hold("queue", position, entry.number)
-        super()._move(entry, position)
+    def _leave_queue(self, entry: Entry) -> None:
+        self._hold("queue", entry.position, None)
+        super()._leave_queue(entry)
 
-    def _restore_position(self, entry: SqlEntry, position: int | None) -> None:
-        entry.position = position
-        self._queue.clear()
-        self._is_queue_whole = False
-
-    def _is_queue_at_hand(self) -> bool:
-        return self._is_queue_whole
-
-    def _read_queue(self) -> None:
-        if not self._is_queue_whole:
-            self._queue = OrderedDict(self.select_rows(_READ_QUEUE))
-            self._is_queue_whole = len(self._queue) < READ_AHEAD
+    def _head(self, limit: int) -> list[str]:
+        head = super()._head(limit)
+        while len(head) < limit and not self._is_queue_whole:
+            last = self._queue[next(reversed(self._queue))] if self._queue else -1
+            following = self.select_rows(_READ_QUEUE, (last,))
+            self._queue.update(following)
+            self._is_queue_whole = len(following) < READ_AHEAD
+            head = super()._head(limit)
+        return head

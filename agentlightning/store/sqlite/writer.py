@@ -46,10 +46,6 @@ EXIT_SECONDS = 10.0
 """How long a program that ends waits for the last commits and the last checkpoint."""
 
 
-class _Spoiled(Exception):
-    """A failed operation had rows in the database already; the batch must be run again without it."""
-
-
 class _Busy(Exception):
     """Another process holds the file."""
 
@@ -184,10 +180,6 @@ class Writer:
                 notices = self._commit()
         except _Busy:
             raise
-        except _Spoiled:
-            self._roll_back()
-            self._jobs.extendleft(job for job in reversed(jobs) if job.error is None)
-            jobs = [job for job in jobs if job.error is not None]
         except Exception as error:  # noqa: BLE001 # every caller of the batch must be told
             self._roll_back()
             jobs = jobs or [self._jobs.popleft()]
@@ -228,6 +220,8 @@ class Writer:
         """Take jobs from the line and run them, appending each to `jobs`."""
         tx = self._tx
         while self._jobs and len(jobs) < most:
+            if jobs and (jobs[-1].call.spills or self._jobs[0].call.spills):
+                return
             job = self._jobs.popleft()
             jobs.append(job)
             if job.future is not None and job.future.cancelled():
@@ -237,7 +231,6 @@ class Writer:
                 look = self._watch.look(tx.earliest_due, now)
                 if look is not None:
                     execute(look, tx, now)
-                    tx.keep()
                     tx.refresh_due()
             try:
                 job.result = execute(job.call, tx, now)
@@ -245,10 +238,8 @@ class Writer:
                 raise
             except Exception as error:  # goes to the caller
                 job.error = error
-                if tx.is_spoiled:
-                    raise _Spoiled from error
-                tx.take_back()
-            tx.keep()
+                if job.call.spills:
+                    raise
 
     def _commit(self) -> list[NoticeFields]:
         tx = self._tx

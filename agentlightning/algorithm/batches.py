@@ -25,7 +25,7 @@ from agentlightning.algorithm.comparison import Estimate, FailedReward, estimate
 from agentlightning.errors import ConfigurationError, StoreError, TrainingError
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
-from agentlightning.store.rollout_index import failure_text
+from agentlightning.store.selection import failure_text
 from agentlightning.types import (
     EnqueueRolloutRequest,
     Rollout,

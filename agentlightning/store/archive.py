@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field, StrictStr, TypeAdapter
 from agentlightning.errors import ConfigurationError, IncompatibleStore, InvalidTransition
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.attempts import known_attempt
-from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES, known_rollout, latest_resources_id
-from agentlightning.store.behaviour.runs import metrics_of
+from agentlightning.store.behaviour.records import LATEST_RESOURCES, latest_resources_id, metrics_of
+from agentlightning.store.behaviour.rollouts import known_rollout
 from agentlightning.store.lifecycle import due_time, is_queuing
 from agentlightning.store.local import Call, LocalStore, local_store
 from agentlightning.store.selection import LARGEST_NUMBER, Selection

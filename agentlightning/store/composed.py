@@ -21,8 +21,7 @@ from agentlightning.errors import StoreError
 from agentlightning.store.claims import Claim, ResourcesVersion, claim_with, slot_of
 from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
 from agentlightning.store.operations import Operation, operations_of
-from agentlightning.store.rollout_index import ROLLOUT_FIELDS, index_reader
-from agentlightning.store.selection import PAGING, Selection, choose
+from agentlightning.store.selection import PAGING, ROLLOUT_FIELDS, Selection, choose, index_reader
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,

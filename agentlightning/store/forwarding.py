@@ -1,10 +1,11 @@
 """Wrappers: stores that hand every operation to another store and add one thing.
 
-`LightningStoreThreaded` adds mutual exclusion, `BlockingStore` lets synchronous code call without `await`. Their
-methods are derived from the contract; an operation added there is forwarded here without another line.
+`StoreWrapper` hands on everything; a wrapper derives from it and changes one thing. `LightningStoreThreaded` adds
+mutual exclusion, `BlockingStore` lets synchronous code call without `await`. Their methods are derived from the
+contract; an operation added there is forwarded here without another line.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.store.wrapper import StoreWrapper
 from agentlightning.types import Notice, NoticeKind, Span
+from agentlightning.types.lifecycle import ComponentProperty
 from agentlightning.utils.loop_thread import CrossLoopLock, LoopThread, LoopThreadEnded
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["BlockingStore", "LightningStoreThreaded", "innermost"]
+__all__ = ["BlockingStore", "LightningStoreThreaded", "StoreWrapper", "innermost"]
 
 ResultT = TypeVar("ResultT")
 
@@ -29,6 +30,46 @@ def innermost(store: LightningStore) -> LightningStore:
     while isinstance(inner := getattr(store, "store", None), LightningStore):
         store = inner
     return store
+
+
+def _forwarded_method(op: Operation) -> Callable[..., object]:
+    async def method(self: "StoreWrapper", *args: object, **kwargs: object) -> object:
+        forwarded: Callable[..., Awaitable[object]] = getattr(self._target, op.name)
+        return await forwarded(*args, **kwargs)
+
+    return method
+
+
+@forward_operations(_forwarded_method)
+class StoreWrapper(LightningStore):
+    """Its methods are derived from the contract; an operation added there is forwarded without another line."""
+
+    _target: LightningStore
+
+    @ComponentProperty
+    def state(self) -> str:
+        """That of the store behind it."""
+        return getattr(self._target, "state", "open")
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return self._target.capabilities
+
+    def otlp_traces_endpoint(self) -> str:
+        return self._target.otlp_traces_endpoint()
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
+    ) -> Span | None:
+        return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+
+    def subscribe(
+        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
+    ) -> AsyncIterator[Notice]:
+        return self._target.subscribe(kinds, after=after)
+
+    async def close(self) -> None:
+        await self._target.close()
 
 
 def _locked_method(op: Operation) -> Callable[..., object]:

@@ -32,8 +32,7 @@ from agentlightning.store.local import (
 )
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
 from agentlightning.store.notices import NoticeBoard, NoticeFields
-from agentlightning.store.rollout_index import Columns, index_reader
-from agentlightning.store.selection import FEW, Selection, choose
+from agentlightning.store.selection import FEW, Columns, Selection, choose, index_reader
 from agentlightning.store.transaction import (
     AddedSpans,
     Entry,

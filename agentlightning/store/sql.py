@@ -16,8 +16,7 @@ import orjson
 
 from agentlightning.store.copies import replaced
 from agentlightning.store.lifecycle import is_finished, is_queuing
-from agentlightning.store.rollout_index import ENDED_BADLY, INDEX_COLUMNS, index_values
-from agentlightning.store.selection import Condition, Selection, choose
+from agentlightning.store.selection import ENDED_BADLY, INDEX_COLUMNS, Condition, Selection, choose, index_values
 from agentlightning.store.tables import (
     READ_ROLLOUTS,
     RECORD_TABLES,

@@ -20,7 +20,7 @@ from agentlightning.errors import SpansEvicted
 from agentlightning.runner.failures import FailureNote
 from agentlightning.store.base import LightningStore
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
-from agentlightning.store.rollout_index import run_id_of
+from agentlightning.store.selection import run_id_of
 from agentlightning.trainer.views import AttemptFailure, Figures, Sample, View
 from agentlightning.types import Notice, RolloutStatus
 from agentlightning.types.rewards import final_reward_of

@@ -18,7 +18,7 @@ from agentlightning.algorithm.batches import READS_AT_ONCE
 from agentlightning.events.advice import rewards_by_agent
 from agentlightning.llm_proxy.recorder import ATTRIBUTE_PREFIX, CALL_SPAN
 from agentlightning.store.base import LightningStore
-from agentlightning.store.rollout_index import failure_text, run_id_of
+from agentlightning.store.selection import failure_text, run_id_of
 from agentlightning.types import AttemptedRollout, MetricPoint, Rollout, Run, Span
 from agentlightning.types.rewards import final_reward_of
 

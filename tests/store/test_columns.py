@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from agentlightning.errors import InvalidValue
-from agentlightning.store import InMemoryLightningStore, rollout_index
-from agentlightning.store.rollout_index import Columns
+from agentlightning.store import InMemoryLightningStore, selection
+from agentlightning.store.selection import Columns
 from agentlightning.types import EnqueueRolloutRequest
 
 
 def test_many_changes_without_a_query_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_index, "MOST_CHANGES", 3)
+    monkeypatch.setattr(selection, "MOST_CHANGES", 3)
     fruits = [SimpleNamespace(weight=3)]
     columns: Columns[SimpleNamespace] = Columns(operator.attrgetter)
     columns.values("weight", fruits)

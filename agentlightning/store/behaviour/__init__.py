@@ -8,21 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from agentlightning.store.base import LightningStore
-from agentlightning.store.behaviour import (
-    attempts,
-    claims,
-    heartbeats,
-    resources,
-    rollouts,
-    runs,
-    spans,
-    workers,
-)
+from agentlightning.store.behaviour import attempts, claims, records, rollouts, spans
 from agentlightning.store.operations import operations_of
 
 __all__ = ["BEHAVIOURS"]
 
-_MODULES = (rollouts, attempts, claims, spans, resources, workers, heartbeats, runs)
+_MODULES = (rollouts, attempts, claims, spans, records)
 
 BEHAVIOURS: dict[str, Callable[..., Any]] = {
     name: vars(module)[name] for name in operations_of(LightningStore) for module in _MODULES if name in vars(module)

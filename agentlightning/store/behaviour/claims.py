@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from agentlightning.errors import InvalidQuery, InvalidValue
-from agentlightning.store.behaviour.resources import get_latest_resources, get_resources_by_id
+from agentlightning.store.behaviour.records import (
+    get_latest_resources,
+    get_resources_by_id,
+    show_worker_busy,
+    show_worker_idle,
+)
 from agentlightning.store.behaviour.rollouts import begin_attempt, latest_attempt
 from agentlightning.store.behaviour.spans import end_attempt
-from agentlightning.store.behaviour.workers import show_worker_busy, show_worker_idle
 from agentlightning.store.claims import MOST_CLAIM_SLOTS, Claim, ResourcesVersion, claim_with, claimed_ids, slot_of
 from agentlightning.store.copies import attempted, detached
 from agentlightning.store.lifecycle import is_queuing, is_running, lease_seconds

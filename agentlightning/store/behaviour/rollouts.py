@@ -9,7 +9,7 @@ import orjson
 from pydantic import ValidationError
 
 from agentlightning.errors import InvalidQuery, InvalidValue, NotFound, RequestConflict
-from agentlightning.store.behaviour.workers import show_worker_busy
+from agentlightning.store.behaviour.records import latest_resources_id, show_worker_busy
 from agentlightning.store.copies import attempted, built, detached, replaced
 from agentlightning.store.lifecycle import (
     FINAL_ROLLOUT_STATUSES,
@@ -20,9 +20,8 @@ from agentlightning.store.lifecycle import (
     is_running,
 )
 from agentlightning.store.operations import UNSET, Unset
-from agentlightning.store.rollout_index import ROLLOUT_FIELDS, run_id_of, searched_text
-from agentlightning.store.selection import Selection
-from agentlightning.store.transaction import Setting, Transaction
+from agentlightning.store.selection import ROLLOUT_FIELDS, Selection, run_id_of, searched_text
+from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import as_json
 from agentlightning.types import (
     Attempt,
@@ -40,14 +39,6 @@ from agentlightning.utils.id import attempt_id as new_attempt_id
 from agentlightning.utils.id import rollout_id as new_rollout_id
 
 logger = logging.getLogger(__name__)
-
-LATEST_RESOURCES = "latest_resources_id"
-"""The setting that names the resources published last."""
-
-
-def latest_resources_id(tx: Transaction) -> str | None:
-    latest = tx.get(Setting, LATEST_RESOURCES)
-    return None if latest is None else latest.value
 
 
 def known_rollout(tx: Transaction, rollout_id: str) -> Rollout:

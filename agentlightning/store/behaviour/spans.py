@@ -18,8 +18,8 @@ from agentlightning.store.behaviour.attempts import (
     new_lease,
     status_changes,
 )
+from agentlightning.store.behaviour.records import show_worker_busy
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
-from agentlightning.store.behaviour.workers import show_worker_busy
 from agentlightning.store.copies import detached, replaced
 from agentlightning.store.lifecycle import (
     WORKING_STATUSES,

@@ -13,13 +13,12 @@ from typing import Any
 from agentlightning.asgi.bodies import LARGE_BYTES
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.forwarding import LightningStoreThreaded
+from agentlightning.store.forwarding import LightningStoreThreaded, StoreWrapper
 from agentlightning.store.http.app import build_app
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.store.http.codec import MOST_FRAME_BYTES
 from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES
 from agentlightning.store.http.tokens import check_secret
-from agentlightning.store.wrapper import StoreWrapper
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.once import fork_handlers
 from agentlightning.utils.server_launcher import (

@@ -295,57 +295,45 @@ class PostgresTransaction(SqlTransaction):
 
 # ---------------------------------------------------------------------- reading ahead
 
-_ENDING: Final = frozenset(["update_attempt", "finish_attempt", "finish_and_claim"])
-"""Operations that release the worker of an attempt."""
-_BY_ROLLOUT: Final = _ENDING | {"update_rollout", "start_attempt", "get_next_span_sequence_id", "wait_for_rollouts"}
-"""Operations whose first argument is a rollout id, or several."""
-_WITH_SPANS: Final = frozenset(["add_span", "add_many_spans", "add_open_spans", "finish_attempt", "finish_and_claim"])
-_BY_WORKER: Final = frozenset(["update_worker", "dequeue_rollout"])
-"""Operations whose first argument is a worker id."""
-_CLAIMS: Final = frozenset(op.name for op in operations_of(LightningStore).values() if op.is_claim)
+_OPERATIONS: Final = operations_of(LightningStore)
 
 
 def read_ahead(tx: PostgresTransaction, calls: Sequence[Call]) -> None:
     """Have a transaction read and lock the rollouts and workers that the calls name, rollouts by their numbers."""
-    rollout_ids: list[Any] = []
-    ended: list[Any] = []
-    offered: list[Span] = []
+    rollout_ids, ended, offered = list[Any](), list[Any](), list[Span]()
+    workers, claimers = list[Any](), list[Any]()
     new_rollouts = 0
     for call in calls:
-        values = (*call.args, *call.kwargs.values())
-        if call.name in _WITH_SPANS:
-            spans = [s for v in values for s in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(s, Span)]
-            rollout_ids += [span.rollout_id for span in spans]
-            offered += spans
-        if call.name in _BY_ROLLOUT:
-            named = call.args[0] if call.args else call.kwargs.get("rollout_id")
-            rollout_ids += named if isinstance(named, list) else [named]
-            if call.name in _ENDING:
-                ended.append(named)
-        elif call.name == "update_worker":
-            rollout_ids += _named_in_heartbeat(values[-1])
-        elif call.name == "get_many_span_sequence_ids":
-            rollout_ids += [pair[0] for pair in values[0]]
-        elif call.name in ("enqueue_rollout", "enqueue_many_rollouts"):
-            new_rollouts += len(values[0]) if call.name == "enqueue_many_rollouts" else 1
+        op = _OPERATIONS.get(call.name)
+        if op is None or op.is_query:
+            continue
+        given = op.name_arguments(call.args, call.kwargs)
+        spans = [span for span in (given.get("span"), *given.get("spans", ())) if isinstance(span, Span)]
+        offered += spans
+        pairs = given.get("rollout_attempt_ids", ())
+        rollout_ids += [
+            given.get("rollout_id"),
+            *given.get("rollout_ids", ()),
+            *[rollout_id for rollout_id, _ in pairs],
+        ]
+        rollout_ids += [span.rollout_id for span in spans] + _named_in_heartbeat(given.get("heartbeat_stats"))
+        new_rollouts += len(given["rollouts"]) if "rollouts" in given else "input" in given
+        workers.append(given.get("worker_id"))
+        if "status" in given:  # the worker of the attempt is released
+            ended.append(given.get("rollout_id"))
+        if op.is_claim:
+            claimers.append(given.get("worker_id"))
+            tx.expected_pops += given.get("limit", 1)
     tx.offered_span_ids = frozenset(span.span_id for span in offered if is_storable(span.span_id))
     tx.expected_rollouts = max(new_rollouts, 1)
-    tx.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in _CLAIMS)
     known_ids = [named for named in rollout_ids if isinstance(named, str)]
     if known_ids:
         tx.load(list(dict.fromkeys(known_ids)))
     tx.load_span_ids({span.rollout_id for span in offered})
-    worker_ids = [_worker_of(call) for call in calls]
-    claimers = [_worker_of(call) for call in calls if call.name in _CLAIMS]
     latest = [tx.get_attempts(rollout_id)[-1:] for rollout_id in ended if isinstance(rollout_id, str)]
-    worker_ids += [attempt.worker_id for attempts in latest for attempt in attempts]
-    tx.load_records(Worker, {worker_id for worker_id in worker_ids if is_storable(worker_id)})
+    workers += [attempt.worker_id for attempts in latest for attempt in attempts]
+    tx.load_records(Worker, {worker_id for worker_id in workers if is_storable(worker_id)})
     tx.load_claimers({worker_id for worker_id in claimers if is_storable(worker_id)})
-
-
-def _worker_of(call: Call) -> Any:
-    """The worker that a call names."""
-    return call.args[0] if call.args and call.name in _BY_WORKER else call.kwargs.get("worker_id")
 
 
 def _named_in_heartbeat(stats: object) -> list[Any]:

@@ -41,8 +41,7 @@ from agentlightning.store.sqlite.database import (
     prepare,
     store_errors,
 )
-from agentlightning.store.sqlite.transaction import SqliteTransaction
-from agentlightning.store.sqlite.writer import Writer, read_notices
+from agentlightning.store.sqlite.writer import SqliteTransaction, Writer, read_notices
 from agentlightning.store.tables import ALL_ROWS
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.private_files import path_errors, replaced_file

@@ -115,7 +115,7 @@ PROXIED = ProxyLLM(endpoint="http://127.0.0.1:9", model="m")
 
 @pytest.fixture
 def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**SECRETS, **OURS, "HARMLESS": "seen"}.items():
+    for name, value in {**SECRETS, **OURS, "HARMLESS": "seen", "AWS_CA_BUNDLE": "a-path"}.items():
         monkeypatch.setenv(name, value)
 
 
@@ -136,7 +136,7 @@ async def test_a_program_with_a_model_inherits_no_credentials(tmp_path: Path, ll
         told = await told_to(tmp_path, {"llm": model})
 
         assert seen_in(told) == set()
-        assert told["HARMLESS"] == "seen"
+        assert (told["HARMLESS"], told["AWS_CA_BUNDLE"]) == ("seen", "a-path")
         assert told["OPENAI_API_KEY"] == (model.api_key or "unused")
 
 

@@ -205,7 +205,7 @@ class SFT(Algorithm):
         validation_temperature: At which agents sample for validation; 0 takes the likeliest token each time.
         checkpoints: Folder for a checkpoint after each epoch; None makes none. Those of an earlier run go to
             `earlier-1` in it.
-        output: Folder in which the trained model is left at the end, as `agl serve` takes it; None leaves none.
+        output: Folder in which the trained model is left, also after a stop, as `agl serve` takes it; None leaves none.
         resume: Go on from the last checkpoint in the folder, if there is one, with the same rollouts.
         publish: Serve the trained model at the end, as the resource "main_llm", until `close`.
         rollout_timeout: Seconds that one attempt may take.
@@ -292,7 +292,7 @@ class SFT(Algorithm):
         """Fine-tune; with a validation set, agents try it before and after."""
         if self.best_of is not None and (train_dataset is None or len(train_dataset) == 0):
             raise ConfigurationError("With best_of, SFT needs tasks to sample; give the Trainer a train_dataset.")
-        self._validated = ()
+        self._validated, self.epochs_made = (), 0
         is_served = self.best_of is not None or self.publish or val_dataset is not None
         stays = False
         try:
@@ -306,10 +306,6 @@ class SFT(Algorithm):
             if val_dataset is not None:
                 self.baseline = await self._validate(val_dataset, step=0)
             await self._fit(train_dataset)
-            self._policy.version += 1
-            if (folder := self.output) is not None:
-                await _in_thread(lambda: self._policy.export(folder))
-                announce(logger, f"The model '{self._policy.name}' is in '{folder}'.")
             if is_served:
                 await self._served.publish(self._policy)
             if val_dataset is not None:
@@ -368,20 +364,36 @@ class SFT(Algorithm):
         else:
             await _in_thread(lambda: fitting.resume(latest, checkpoints.best()))
         stopped = threading.Event()  # ends an epoch after the batch it is at
-        while not fitting.is_over:
-            metrics = await _in_thread(lambda: fitting.run_epoch(stopped.is_set), stopped)
-            await report_metrics(self, fitting.epoch, metrics)
+        try:
+            while not fitting.is_over:
+                metrics = await _in_thread(lambda: fitting.run_epoch(stopped.is_set), stopped)
+                await report_metrics(self, fitting.epoch, metrics)
+        except asyncio.CancelledError:
+            if fitting.epoch:
+                await self._keep(fitting)
+            raise
+        await self._keep(fitting)
+
+    async def _keep(self, fitting: Fitting) -> None:
+        """Leave the best weights in the model, and the model in `output`."""
         await _in_thread(fitting.finish)
         self.best_loss, self.epochs_made = fitting.best_loss, fitting.epoch
+        self._policy.version += 1
+        if (folder := self.output) is not None:
+            await _in_thread(lambda: self._policy.export(folder))
+            announce(logger, f"The model '{self._policy.name}' is in '{folder}'.")
 
     async def _collect(self, train_dataset: Tasks | None, latest: Checkpoint | None) -> Examples:
         """Rollouts to learn from: those of the checkpoint, those that agents make now, or those of the store."""
         batches = Batches(self.get_store(), retried_config(self._rollout_timeout), run_id=self.get_run_id())
         acceptance = self.acceptance
         if latest is not None:
-            names = list(latest.progress["rollout_ids"])
-            everything = RecordedRollouts(rollout_ids=names, modes=("train", "val", "test", None))
-            sent = await find(self.get_store(), everything)
+            sent = await find(
+                self.get_store(),
+                RecordedRollouts(
+                    rollout_ids=list(latest.progress["rollout_ids"]), modes=("train", "val", "test", None)
+                ),
+            )
             acceptance = Acceptance(skip_truncated=acceptance.skip_truncated)  # they were good enough then
         elif self.best_of is not None and train_dataset is not None:
             resources_id = await self._resources(_TRAIN, self.temperature)
@@ -392,8 +404,7 @@ class SFT(Algorithm):
         by_task = [replace(one, group=task_key(one.rollout.input)) for one in finished]
         outcomes = await outcomes_of(by_task, self._adapter_of_calls, model=self.recorded.model)
         check_token_ids(by_task, outcomes)
-        model = self.model
-        found = examples_of(outcomes, acceptance, max_length=model.max_length, vocab_size=model.vocab_size)
+        found = examples_of(outcomes, acceptance, max_length=self.model.max_length, vocab_size=self.model.vocab_size)
         if latest is None:  # else it is written down already
             await batches.record_uses(finished, found.uses(), self._policy.name)
         return found
@@ -406,7 +417,8 @@ class SFT(Algorithm):
 
     def resume_hint(self) -> str:
         if self._checkpoints is None or not (saved := self._checkpoints.steps()):
-            return "Stopped before an epoch was saved; the same script begins anew."
+            left = f"; the model after epoch {self.epochs_made} is in '{self.output}'" if self.output else ""
+            return f"Stopped before an epoch was saved{left if self.epochs_made else ''}; the same script begins anew."
         way = f"SFT(resume=True, checkpoints={str(self._checkpoints.folder.parent)!r})"
         return f"Stopped; the same script with {way} goes on after epoch {saved[0]}, with the rollouts of its store."
 

@@ -89,6 +89,24 @@ async def test_a_run_that_is_resumed_ends_with_the_same_weights(store: InMemoryL
         assert torch.equal(resumed.model.state()[name], weight)
 
 
+async def test_a_run_that_is_stopped_leaves_its_best_model(store: InMemoryLightningStore, tmp_path: Path) -> None:
+    run = await store.start_run("tuning")
+    algorithm = sft(store, output=tmp_path / "model", fitting=FittingSettings(epochs=10_000, batch_size=4))
+    algorithm.set_run_id(run.run_id)
+    work = asyncio.create_task(algorithm.run())
+    while len(await store.query_metrics(run.run_id)) < 3:  # that before the first epoch, and two epochs
+        await asyncio.sleep(0.01)
+
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+
+    left = load(str(tmp_path / "model"))[0].state()
+    assert algorithm.epochs_made >= 2
+    assert all(torch.equal(left[name], weight) for name, weight in algorithm.model.state().items())
+    assert f"after epoch {algorithm.epochs_made} is in '{tmp_path / 'model'}'" in algorithm.resume_hint()
+
+
 @pytest.mark.parametrize("skip_truncated", [True, False])
 async def test_a_run_that_is_resumed_has_the_sequences_it_began_with(
     store: InMemoryLightningStore, tmp_path: Path, skip_truncated: bool

@@ -66,7 +66,6 @@ MOST_ITEMS = 10_000
 MOST_ATTEMPTS = 10_000
 """Attempts whose tokens were checked lately."""
 _ADMIN = Scope("admin")
-_GIVES_BACK = "mark_worker_lost"
 
 
 class NoticesQuery(TypedDict):
@@ -277,7 +276,7 @@ class Caller:
     def _bind(self, codec: OperationCodec) -> BoundCall:
         op, scope, service, store = codec.op, self.scope, self._service, self._service.store
         ids = [name for name in op.hints if name.endswith("_id")]
-        many, is_attempt, is_marked = op.many, scope.kind == "attempt", "claim_id" in op.hints or op.name == _GIVES_BACK
+        many, is_attempt = op.many, scope.kind == "attempt"
 
         async def call(given: Any) -> Any:
             if many is not None and isinstance(given, dict):
@@ -291,8 +290,8 @@ class Caller:
             if is_attempt:
                 check_permission(scope, op, arguments)
                 await service.check_attempt(scope)
-            if is_marked:
-                self._mark_owner(op, arguments)
+            if self._key is not None:
+                self._mark_owner(op, arguments, self._key)
             running = getattr(store, op.name)(**arguments)
             if op.is_query:
                 async with service.answers.making.taken(1):
@@ -320,20 +319,21 @@ class Caller:
 
         return measured if trackers else call
 
-    def _mark_owner(self, op: Operation, arguments: dict[str, Any]) -> None:
+    def _mark_owner(self, op: Operation, arguments: dict[str, Any], key: bytes) -> None:
         """Give the slot of a claim a name of the caller's token, so that nobody is given what is another caller's.
 
         Such a name begins with what stands for the token, by which a runner's token finds what was claimed with it.
         """
-        if self._key is None:
-            return
-        owner = hashlib.blake2b(key=self._key, digest_size=8).hexdigest()
         if arguments.get("claim_id") is not None:
             slot, counter = slot_of(arguments["claim_id"])
-            named = hashlib.blake2b(slot.encode(), key=self._key, digest_size=16).hexdigest()
-            arguments["claim_id"] = f"{owner}-{named}:{counter}"
-        if op.name == _GIVES_BACK and self.scope.kind != "admin":
-            arguments["claimed_with"] = f"{owner}-"
+            named = hashlib.blake2b(slot.encode(), key=key, digest_size=16).hexdigest()
+            arguments["claim_id"] = f"{_owner_of(key)}-{named}:{counter}"
+        if op.name == "mark_worker_lost" and self.scope.kind != "admin":
+            arguments["claimed_with"] = f"{_owner_of(key)}-"
+
+
+def _owner_of(key: bytes) -> str:
+    return hashlib.blake2b(key=key, digest_size=8).hexdigest()
 
 
 def _check_number(many: str, items: object) -> None:

@@ -34,7 +34,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "agentlightning.algorithm": (
         *("Algorithm", "algo", "FastAlgorithm", "Baseline"),
-        *("APO", "GEPA", "GRPO", "SFT", "VERL", "OptimisationBudget"),
+        *("APO", "Distil", "GEPA", "GRPO", "SFT", "VERL", "OptimisationBudget"),
     ),
     "agentlightning.client": ("AgentLightningClient", "DevTaskLoader"),
     "agentlightning.config": ("lightning_cli",),
@@ -106,7 +106,7 @@ _HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in nam
 # `import *` loads everything: without torch, all but what cannot be loaded then.
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 
-__all__ = ["__version__", *(name for name in _HOME_OF if _HAS_TORCH or name not in ("GRPO", "SFT"))]
+__all__ = ["__version__", *(name for name in _HOME_OF if _HAS_TORCH or name not in ("Distil", "GRPO", "SFT"))]
 
 
 _PACKAGES = frozenset(

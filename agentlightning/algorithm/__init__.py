@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.apo import APO
     from agentlightning.algorithm.gepa import GEPA
     from agentlightning.algorithm.grpo import GRPO
+    from agentlightning.algorithm.grpo.distil import Distil
     from agentlightning.algorithm.prompts.budget import OptimisationBudget
     from agentlightning.algorithm.sft import SFT
     from agentlightning.algorithm.verl import VERL
@@ -19,6 +20,7 @@ __all__ = [
     "APO",
     "GEPA",
     "GRPO",
+    "Distil",
     "SFT",
     "VERL",
     "Algorithm",
@@ -32,6 +34,7 @@ __all__ = [
 _HOME_AND_EXTRA_OF = {
     "APO": ("prompts.apo", "apo"),
     "GEPA": ("prompts.gepa", "gepa"),
+    "Distil": ("grpo.distil", "train"),
     "GRPO": ("grpo.grpo", "train"),
     "OptimisationBudget": ("prompts.budget", "apo"),
     "SFT": ("sft.sft", "train"),

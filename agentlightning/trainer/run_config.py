@@ -65,11 +65,12 @@ def run_config(
 def settings_of(part: object) -> dict[str, Any]:
     """The constructor's arguments that a part has kept under their names, with or without an underscore before them."""
     kept = vars(part) if hasattr(part, "__dict__") else {}
-    names = [
-        name
-        for name, parameter in inspect.signature(type(part).__init__).parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    names: dict[str, None] = {}
+    for constructor in (vars(kind)["__init__"] for kind in type(part).__mro__ if "__init__" in vars(kind)):
+        parameters = inspect.signature(constructor).parameters.values()
+        names |= {one.name: None for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            break  # else it hands further arguments on to the one above
     found = {name: kept[key] for name in names for key in (name, f"_{name}") if key in kept}
     return {name: _plain(value, name) for name, value in found.items()}
 

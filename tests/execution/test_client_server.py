@@ -506,6 +506,22 @@ def test_a_killed_runner_is_started_again_if_that_is_allowed(tmp_path: Path) -> 
     assert sorted(map(len, tries)) == [1, 1, 1, 1, 1, 2]
 
 
+def test_this_process_forks_nothing_once_the_store_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forked, ours, fork = list[int](), os.getpid(), os.fork
+    monkeypatch.setattr(os, "fork", lambda: forked.append(os.getpid()) or fork())
+    counts: list[int] = []
+
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
+        counts.append(forked.count(ours))
+        await enqueueing(6)(store, event)
+        counts.append(forked.count(ours))
+
+    a_strategy(n_runners=2, max_restarts=1).execute(algorithm, dying_once(tmp_path / "died"), InMemoryLightningStore())
+
+    assert (tmp_path / "died").exists()
+    assert counts == [2, 2]  # though a runner was started again meanwhile
+
+
 def test_what_a_runner_claims_that_was_started_again_is_not_given_back(tmp_path: Path) -> None:
     died, seen = tmp_path / "died", tmp_path / "seen"
 

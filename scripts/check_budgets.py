@@ -41,7 +41,7 @@ CEILINGS = {
     "instrumentation": (3_820, 2_370),
     "legacy": (2_340, 1_470),
     "litagent": (1_505, 925),
-    "llm_proxy": (4_495, 3_140),
+    "llm_proxy": (4_425, 3_090),
     "runner": (1_480, 1_040),
     "store": (12_500, 7_840),
     "tracer": (1_735, 1_110),

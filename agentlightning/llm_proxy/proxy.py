@@ -59,7 +59,7 @@ class ModelConfig(TypedDict):
     litellm_params: dict[str, Any]
     model_info: NotRequired[dict[str, Any]]
     """What is known of the backend: `version`, `resources_id`, `overrides`, `gives_token_ids`, `gives_logprobs`,
-    `health_path`."""
+    `dialects`."""
 
 
 class _Done:

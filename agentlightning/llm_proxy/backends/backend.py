@@ -138,8 +138,6 @@ class Backend:
     """The dialects it speaks, best first."""
     api_version: str | None = None
     """On Azure, the version of the interface."""
-    health_path: Annotated[str, Field(pattern=r"^(/|https?://)")] | None = "/models"
-    """Path below `base_url`, or URL, that answers a GET while the server is well; None: there is none."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Every text of the entry that must not be shown."""
 
@@ -170,17 +168,6 @@ class Backend:
         return (
             self.base_url.removesuffix("/v1") + "/tokenize" if self.provider in {"hosted_vllm", "vllm", "agl"} else None
         )
-
-    @property
-    def health_url(self) -> str | None:
-        """The address of the health check; None if there is none."""
-        if self.health_path is None:
-            return None
-        if self.health_path.startswith(("http://", "https://")):
-            return self.health_path
-        if self.provider == "azure" and self.api_version is not None:
-            return self._azure_url(f"{self.base_url.partition(_AZURE_DEPLOYMENTS)[0]}/openai{self.health_path}")
-        return self.base_url + self.health_path
 
     def serving(self, dialect: Dialect) -> Dialect:
         """The dialect to speak to this backend for a caller that speaks the given one."""
@@ -252,7 +239,7 @@ _SHARED_FIELDS: Final = (
     *("version", "resources_id"),
 )
 """What may stand in `litellm_params`, in the entry itself or in `model_info`."""
-_INFO_FIELDS: Final = ("gives_token_ids", "gives_logprobs", "dialects", "health_path", "overrides")
+_INFO_FIELDS: Final = ("gives_token_ids", "gives_logprobs", "dialects", "overrides")
 """What may stand in `model_info` alone."""
 _OPENAI_ALIKE: Final = frozenset({"openai_like", "custom_openai", "litellm_proxy", "lm_studio", "llamafile"})
 """Prefixes of servers that speak as OpenAI does, wherever they are."""

@@ -6,7 +6,6 @@ they are, later ones see the new list, and backends in both lists keep their sta
 version or another name of the model is the same one; queued calls go out under the new name and version.
 """
 
-import asyncio
 import logging
 import math
 import operator
@@ -43,7 +42,6 @@ from agentlightning.utils.retries import RetryPolicy, retry
 logger = logging.getLogger(__name__)
 
 DEFAULT_DEADLINE_SECONDS: Final = 600.0
-HEALTH_CHECK_INTERVAL_SECONDS: Final = 1.0
 _REDIRECTS: Final = range(300, 400)
 _SERVER_ERRORS: Final = 500
 _AGAIN: Final = RetryPolicy(
@@ -79,7 +77,6 @@ class BackendPool:
         self._states: list[BackendState] = []
         self._by_model: dict[str, list[BackendState]] = {}
         self._retired: weakref.WeakSet[BackendState] = weakref.WeakSet()
-        self._health_task: asyncio.Task[None] | None = None
         self._is_closed = False
         self.replace(model_list)
 
@@ -114,9 +111,9 @@ class BackendPool:
         return frozenset(names)
 
     def _new_state(self, backend: Backend, keys: set[str]) -> BackendState:
-        state = BackendState(backend, self._clock, on_open=self._watch_health)
+        state = BackendState(backend, self._clock)
         while state.key in keys:
-            state = BackendState(backend, self._clock, on_open=self._watch_health, nth=state.nth + 1)
+            state = BackendState(backend, self._clock, nth=state.nth + 1)
         keys.add(state.key)
         state.turn = min((other.turn for other in self._by_model.get(backend.model_name, ())), default=0.0)
         return state
@@ -168,30 +165,7 @@ class BackendPool:
         self._is_closed = True
         for state in (*self._states, *self._retired):
             state.admission.evict()
-        if self._health_task is not None:
-            self._health_task.cancel()
-            await asyncio.wait([self._health_task])
         await self._http.close()
-
-    def _watch_health(self) -> None:
-        """Check backends that cannot be reached, while there are any, so that no call has to find out."""
-        if not self._is_closed and (self._health_task is None or self._health_task.done()):
-            self._health_task = asyncio.create_task(self._check_health(), name="agl-backend-health")
-
-    async def _check_health(self) -> None:
-        while unreachable := self._unreachable():
-            await self._clock.sleep(HEALTH_CHECK_INTERVAL_SECONDS)
-            healthy = await asyncio.gather(*(self._http.is_healthy(state.backend) for state in unreachable))
-            for state, is_healthy in zip(unreachable, healthy, strict=True):
-                if is_healthy and state.breaker.recover():
-                    logger.info("Backend %s is in use again", state)
-
-    def _unreachable(self) -> list[BackendState]:
-        return [
-            state
-            for state in self._states
-            if state.breaker.state == "open" and state.breaker.is_unreachable and state.backend.health_url is not None
-        ]
 
     # ------------------------------------------------------------------ one call
 
@@ -299,7 +273,7 @@ class BackendPool:
             state.abandon()
         else:
             call.tried.append(state)
-            state.fail(failure.message, unreachable=failure.kind in ("refused", "dropped"))
+            state.fail(failure.message)
             state.admission.release()
         if self._is_closed:
             return call.closing()

@@ -60,10 +60,7 @@ class CircuitBreaker:
         """When a probe may be sent."""
         self.changed_at = _NEVER
         """When a call last failed, or began while it was not closed."""
-        self.is_unreachable = False
-        """Whether the backend could not be reached, so that a health check alone may close the breaker."""
         self._open_seconds = FIRST_OPEN_SECONDS
-        self._was_recovered = False
 
     def allows(self, now: float) -> bool:
         return self.state == "closed" or (self.state == "open" and now >= self.open_until)
@@ -85,7 +82,6 @@ class CircuitBreaker:
         if self.state == "closed":
             self.failures = 0
             self._open_seconds = FIRST_OPEN_SECONDS
-            self._was_recovered = False
 
     def abandon(self, now: float) -> None:
         """A call ended without news of the backend; a probe has to be made again."""
@@ -93,27 +89,17 @@ class CircuitBreaker:
             self.state = "open"
             self.open_until = now
 
-    def fail(self, now: float, *, unreachable: bool) -> bool:
+    def fail(self, now: float) -> bool:
         """A call failed; True if that opened the breaker."""
         self.failures += 1
         self.changed_at = now
-        self.is_unreachable = unreachable and not self._was_recovered
         if self.state == "open" or (self.state == "closed" and self.failures < FAILURES_TO_OPEN):
             return False
         if self.state == "closed":
             self.opened_at = now
         self.state = "open"
-        self._was_recovered = False  # after a relapse a probe is needed; the next health check may close it again
         self.open_until = now + self._open_seconds
         self._open_seconds = min(2 * self._open_seconds, LONGEST_OPEN_SECONDS)
-        return True
-
-    def recover(self) -> bool:
-        """The health check succeeds; True if that closes the breaker."""
-        if self.state != "open" or not self.is_unreachable:
-            return False
-        self.respond()
-        self._was_recovered = True
         return True
 
 
@@ -274,7 +260,7 @@ class AdmissionQueue:
 class BackendState:
     """A backend in use, with what is remembered from call to call."""
 
-    def __init__(self, backend: Backend, clock: Clock, *, on_open: Callable[[], None], nth: int = 0) -> None:
+    def __init__(self, backend: Backend, clock: Clock, *, nth: int = 0) -> None:
         self.backend = backend
         self.nth = nth
         """Among backends of the same address and model."""
@@ -289,7 +275,6 @@ class BackendState:
         self.failures = 0
         self.last_error = ""
         self._clock = clock
-        self._on_open = on_open
 
     def load(self, now: float) -> float:
         """Calls for its weight; recent failures count as calls, since a backend that fails fast seems idle."""
@@ -302,13 +287,12 @@ class BackendState:
         """Whether a call may start at once, but for the limit of parallel requests."""
         return self.breaker.allows(now) and self.admission.wait_seconds(now) == 0
 
-    def fail(self, message: str, *, unreachable: bool = False) -> None:
+    def fail(self, message: str) -> None:
         """A call failed by this backend's fault."""
         self.note_error(message)
-        if self.breaker.fail(self._clock.now(), unreachable=unreachable):
+        if self.breaker.fail(self._clock.now()):
             logger.warning("Backend %s is out of use; its last failure: %s", self, self.last_error)
             self.admission.evict()
-            self._on_open()
 
     def note_error(self, message: str) -> None:
         self.failures += 1

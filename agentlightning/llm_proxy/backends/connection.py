@@ -252,19 +252,6 @@ class HttpSender:
         response.close()
         raise BackendBroken(f"Backend '{backend.name}' {message}.")
 
-    async def is_healthy(self, backend: Backend) -> bool:
-        """Whether the server answers its health check; a client error is an answer too."""
-        try:
-            async with self._connected().get(
-                backend.health_url or "",
-                headers=backend.headers,
-                timeout=aiohttp.ClientTimeout(total=5.0),
-                allow_redirects=False,
-            ) as response:
-                return response.status < _SERVER_ERRORS
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
-            return False
-
 
 def _failure_of(error: Exception, backend: Backend, *, was_kept: bool) -> SendFailure:
     if isinstance(error, aiohttp.ConnectionTimeoutError):

@@ -55,11 +55,10 @@ def test_anthropic_speaks_messages_at_any_form_of_its_address(base: str, model: 
     assert made.headers == {"x-api-key": SECRET, "anthropic-version": "2023-06-01"}
 
 
-def test_azure_sends_its_own_header_and_asks_for_health_beside_the_deployments() -> None:
+def test_azure_sends_its_own_header_and_has_responses_beside_the_deployments() -> None:
     made = backend("azure/dep", api_base="https://x.azure.com", api_version="v9", api_key=SECRET)
 
     assert made.headers == {"api-key": SECRET}
-    assert made.health_url == "https://x.azure.com/openai/models?api-version=v9"
     assert made.url_of(DIALECTS["responses"]) == "https://x.azure.com/openai/responses?api-version=v9"
 
 
@@ -181,7 +180,6 @@ def test_what_an_entry_says_is_in_the_backend() -> None:
         ({"model_name": "m", "litellm_params": {"model": "x", "extra_headers": {"a": "b\r\nc"}}}, "one line"),
         ({"model_name": "m", "litellm_params": {"model": "x"}, "model_info": {"dialects": ["latin"]}}, "dialects"),
         ({"model_name": "m", "litellm_params": {"model": "x"}, "model_info": {"gives_token_ids": 1}}, "gives_token"),
-        ({"model_name": "m", "litellm_params": {"model": "x"}, "model_info": {"health_path": "up"}}, "health_path"),
     ],
 )
 def test_bad_entry_is_named_with_the_accepted_form(entry: Any, words: str) -> None:

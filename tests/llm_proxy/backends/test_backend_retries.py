@@ -380,7 +380,7 @@ async def test_large_body_goes_through_without_a_warning(serve: Serve, make_pool
     assert server.requests[0].content == body
 
 
-# ---------------------------------------------------------------------- breaker and health
+# ---------------------------------------------------------------------- breaker
 
 
 async def failing(pool: BackendPool, times: int) -> None:
@@ -426,60 +426,6 @@ async def test_only_backend_is_tried_though_it_is_out_of_use_but_not_at_once(
     fake_clock.turn(1)
 
     assert await status_of(pool) == 200
-
-
-async def test_backend_that_can_be_reached_again_comes_back_without_a_call(
-    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
-) -> None:
-    server = await serve()
-    await server.stop()
-    pool = make_pool(server.entry(api_key="sk-health"), clock=fake_clock)
-    for _ in range(5):
-        with pytest.raises(BackendUnavailable):
-            await pool.send(request_for())
-    await until(lambda: fake_clock.alarms)
-
-    await server.start()
-    fake_clock.turn(1)
-    await until(lambda: pool.describe()[0]["breaker"] == "closed")
-
-    assert server.requests == []
-    assert [(check.path, check.headers["authorization"]) for check in server.gets] == [
-        ("/v1/models", "Bearer sk-health")
-    ]
-    assert await status_of(pool) == 200
-
-
-async def test_health_check_goes_on_while_the_backend_is_down(
-    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
-) -> None:
-    server = await serve(drop)
-    server.get_status = 503
-    pool = make_pool({**server.entry(), "model_info": {"health_path": "/up"}}, clock=fake_clock)
-    for _ in range(5):
-        with pytest.raises(BackendUnavailable):
-            await pool.send(request_for())
-
-    for checked in range(1, 4):
-        await until(lambda: fake_clock.alarms)
-        fake_clock.turn(1)
-        await until(lambda checked=checked: len(server.gets) == checked)
-
-    assert pool.describe()[0]["breaker"] == "open"
-    assert server.gets[0].path == "/v1/up"
-
-
-async def test_backend_that_answers_with_errors_is_not_asked_for_its_health(
-    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
-) -> None:
-    server = await serve(whole(status=500))
-    pool = make_pool(server, clock=fake_clock)
-
-    await failing(pool, 5)
-    await until(lambda: not [task for task in asyncio.all_tasks() if "health" in task.get_name()])
-
-    assert pool.describe()[0]["breaker"] == "open"
-    assert server.gets == []
 
 
 async def test_calls_in_line_are_not_sent_to_a_backend_that_went_out_of_use(serve: Serve, make_pool: MakePool) -> None:

@@ -14,10 +14,10 @@ FAR = 10_000.0
 # ---------------------------------------------------------------------- circuit breaker
 
 
-def opened(*, unreachable: bool = False) -> CircuitBreaker:
+def opened() -> CircuitBreaker:
     breaker = CircuitBreaker()
     for _ in range(FAILURES_TO_OPEN):
-        breaker.fail(0.0, unreachable=unreachable)
+        breaker.fail(0.0)
     return breaker
 
 
@@ -28,7 +28,7 @@ def test_only_a_whole_response_begins_the_count_anew(completes: bool, state: str
         breaker.respond()
         if completes:
             breaker.complete()
-        breaker.fail(0.0, unreachable=False)
+        breaker.fail(0.0)
 
     assert breaker.state == state
 
@@ -49,7 +49,7 @@ def test_open_time_doubles_up_to_a_minute_with_every_probe_that_fails() -> None:
         seconds.append(breaker.open_until - now)
         now = breaker.open_until
         breaker.begin(now)
-        breaker.fail(now, unreachable=False)
+        breaker.fail(now)
 
     assert seconds == [10.0, 20.0, 40.0, 60.0, 60.0]
 
@@ -63,18 +63,7 @@ def test_response_to_a_probe_closes_it_on_probation(completes: bool, opens: bool
         breaker.complete()
 
     assert breaker.allows(10.0)
-    assert breaker.fail(10.0, unreachable=False) is opens
-
-
-def test_backend_that_relapses_after_a_health_check_needs_a_probe() -> None:
-    breaker = opened(unreachable=True)
-    breaker.recover()
-    breaker.fail(1.0, unreachable=True)
-
-    assert not breaker.recover()
-    breaker.begin(breaker.open_until)
-    breaker.fail(breaker.open_until, unreachable=True)
-    assert breaker.recover()
+    assert breaker.fail(10.0) is opens
 
 
 # ---------------------------------------------------------------------- limits and queue

@@ -45,7 +45,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def make_pool() -> AsyncIterator[MakePool]:
-    """Makes a pool of entries or servers; when the test ends, closes it and sees that no task is left."""
+    """Makes a pool of entries or servers; when the test ends, closes it."""
     pools: list[BackendPool] = []
 
     def make(*backends: StubModel | dict[str, Any], **options: Any) -> BackendPool:

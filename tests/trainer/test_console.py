@@ -254,6 +254,19 @@ async def test_after_a_gap_the_store_is_queried_for_counts() -> None:
     assert store.calls["query_rollouts"] == 8
 
 
+async def test_after_a_gap_the_rollouts_of_other_runs_are_not_counted() -> None:
+    store = InMemoryLightningStore()
+    store._board._log = type(store._board._log)(maxlen=20)
+
+    async with Console(Recorder(), store, run_id="ours") as console:
+        for number in range(50):
+            rollout = await store.start_rollout(number, metadata={"run_id": "ours" if number % 2 else "theirs"})
+            await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+        summary = await console.summary()
+
+    assert summary["rollouts"] == {"succeeded": 25}
+
+
 async def test_a_training_that_fails_is_shown_to_its_end_and_leaves_no_task() -> None:
     store, view = InMemoryLightningStore(), Recorder()
 

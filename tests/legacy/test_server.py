@@ -14,7 +14,7 @@ from agentlightning.errors import ConfigurationError, InvalidValue
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.server import AgentLightningServer
 from agentlightning.store.http.tokens import Scope, sign_token
-from agentlightning.types import PromptTemplate, RolloutLegacy
+from agentlightning.types import PromptTemplate, ProxyLLM, RolloutLegacy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 
@@ -100,6 +100,23 @@ async def test_a_signed_token_permits_what_a_runner_does(
         session.request(method, locked.endpoint + path, headers=headers) as response,
     ):
         assert (response.status != 403) is is_permitted
+
+
+@pytest.mark.parametrize(("token", "is_shown"), [(TOKEN, True), (RUNNERS_TOKEN, False)], ids=["master", "runner"])
+async def test_a_runner_does_not_see_the_secret_of_a_locked_proxy(
+    locked: AgentLightningServer, token: str, is_shown: bool
+) -> None:
+    proxy = ProxyLLM(endpoint="http://127.0.0.1:9", model="m", api_key="agl-proxy-of-the-operator")
+    resources_id = await locked.update_resources({"main_llm": proxy})
+    await locked.queue_task("a task")
+    headers = {"Authorization": f"Bearer {token}"}
+
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for path in ("/resources/latest", f"/resources/{resources_id}", "/task"):
+            async with session.get(locked.endpoint + path) as response:
+                shown = await response.text()
+            assert response.status == 200
+            assert ("agl-proxy-of" in shown) is (is_shown and path != "/task"), path
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ class ClientConnection:
             )
         except aiohttp.WSServerHandshakeError as error:
             if error.status == InvalidToken.http_status:
+                await self.send("GET", LIVE_PATH, ())  # raises the reason, which does not come with a handshake
                 raise InvalidToken("The store server refuses this token; give a valid one.") from error
             if self.address.transport == "ws" or not await self.is_healthy():
                 raise

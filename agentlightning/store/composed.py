@@ -147,7 +147,7 @@ async def _query(
     return choose(records, Selection.of({**paging, **asked}, _RECORDS[op.name].model_fields))
 
 
-def _reader(field: str, _asked: object) -> Callable[[Rollout], object]:
+def _reader(field: str) -> Callable[[Rollout], object]:
     return index_reader(
         field,
         lambda rollout: rollout,

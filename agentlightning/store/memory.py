@@ -32,7 +32,7 @@ from agentlightning.store.local import (
 )
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
 from agentlightning.store.notices import NoticeBoard, NoticeFields
-from agentlightning.store.selection import FEW, Columns, Selection, choose, index_reader
+from agentlightning.store.selection import Selection, choose, index_reader
 from agentlightning.store.transaction import (
     AddedSpans,
     Entry,
@@ -114,7 +114,6 @@ class MemoryTransaction(Transaction):
         self.due_heap: list[tuple[float, str]] = []
         """Moments by rollout, the earliest first; may hold some that no longer count. Empty if nothing is scheduled."""
         self._metrics: dict[str, dict[int, list[MetricPoint]]] = {}
-        self._columns = Columns(_reader)
 
     # ------------------------------------------------------------------ writes
 
@@ -129,7 +128,6 @@ class MemoryTransaction(Transaction):
             self.entries[rollout.rollout_id] = entry
             return
         before, entry.rollout = entry.rollout, rollout
-        self._columns.note(entry.number)
         if entry.position is not None and not is_queuing(rollout):
             self._leave_queue(entry)
         if (
@@ -147,7 +145,6 @@ class MemoryTransaction(Transaction):
     def _apply_attempts(self, rollout_id: str, attempts: list[Attempt]) -> None:
         entry = self.entries[rollout_id]
         entry.attempts = attempts
-        self._columns.note(entry.number)
         if (open_spans := self._records[OpenSpans]) and attempts[-1].status not in WORKING_STATUSES:
             open_spans.pop(rollout_id, None)
 
@@ -206,16 +203,8 @@ class MemoryTransaction(Transaction):
                 named = [self.entries[key] for key in condition.value if key in self.entries]
                 few = choose(sorted(named, key=lambda entry: entry.number), selection, _reader)
                 return selection.page([entry.rollout for entry in few.items], few.total)
-        entries = list(self.entries.values())
-
-        def reader(field: str, asked: Sequence[int]) -> Callable[[int], Any]:
-            if field == "input" or len(asked) * FEW < len(entries):  # texts of tasks would take too much room
-                read = _reader(field)
-                return lambda number: read(entries[number])
-            return self._columns.values(field, entries).__getitem__
-
-        page = choose(range(len(entries)), selection, reader)
-        return selection.page([entries[number].rollout for number in page.items], page.total)
+        page = choose(self.entries.values(), selection, _reader)
+        return selection.page([entry.rollout for entry in page.items], page.total)
 
     # ------------------------------------------------------------------ spans
 
@@ -252,7 +241,7 @@ class MemoryTransaction(Transaction):
         if selection.conditions or selection.sort_by not in ("sequence_id", None):
             return choose([span_of_json(body) for _, _, body in rows], selection)
         # A page is chosen by what is known beside the spans, so that no others are decoded.
-        page = choose(rows, selection, lambda field, _: operator.itemgetter(1))
+        page = choose(rows, selection, lambda field: operator.itemgetter(1))
         return selection.page([span_of_json(body) for _, _, body in page.items], page.total)
 
     def evict_spans(self, entry: MemoryEntry) -> None:
@@ -298,7 +287,9 @@ class MemoryTransaction(Transaction):
         }
 
 
-def _reader(field: str, _asked: object = None) -> Callable[[MemoryEntry], Any]:
+def _reader(field: str) -> Callable[[MemoryEntry], Any]:
+    if field in Rollout.model_fields and field != "input":
+        return operator.attrgetter(f"rollout.{field}")
     return index_reader(field, operator.attrgetter("rollout"), operator.attrgetter("latest"))
 
 

@@ -5,7 +5,7 @@ index of its own translates the same value instead and must give the same answer
 
 Besides their own fields, rollouts are filtered and sorted by run, step, group, agent, error, and their task. The first
 four stand in what an algorithm sends with a rollout, its metadata and its task; the error is noted on its latest
-attempt. SQL keeps them in a table of their own, memory in lists that queries make.
+attempt. SQL keeps them in a table of their own, memory reads them when it is asked.
 """
 
 import functools
@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -119,7 +119,7 @@ class Selection:
 def choose(
     records: Iterable[RecordT],
     selection: Selection,
-    reader: Callable[[str, Sequence[RecordT]], Callable[[RecordT], Any]] = lambda field, _: operator.attrgetter(field),
+    reader: Callable[[str], Callable[[RecordT], Any]] = operator.attrgetter,
 ) -> PaginatedResult[RecordT]:
     """The records a selection asks for; without a sort key they keep their order.
 
@@ -130,12 +130,12 @@ def choose(
     name = selection.sort_by
     if selection.filter_logic == "and":
         for one in selection.conditions:  # in C, but for the test
-            chosen = list(itertools.compress(chosen, map(one.test(), map(reader(one.field, chosen), chosen))))
+            chosen = list(itertools.compress(chosen, map(one.test(), map(reader(one.field), chosen))))
     elif selection.conditions:
-        tests = [(one.test(), reader(one.field, chosen)) for one in selection.conditions]
+        tests = [(one.test(), reader(one.field)) for one in selection.conditions]
         chosen = [record for record in chosen if any(holds(read(record)) for holds, read in tests)]
     if name is not None:
-        values = list(map(reader(name, chosen), chosen))
+        values = list(map(reader(name), chosen))
         keys: list[Any] = values
         if None in values and name.endswith("_time"):  # what has not happened yet comes after what has
             keys = [math.inf if value is None else value for value in values]
@@ -162,9 +162,6 @@ def page_of(chosen: Sequence[RecordT], selection: Selection) -> PaginatedResult[
 
 ENDED_BADLY: Final = ("failed", "timeout", "unresponsive")
 """Statuses of an attempt that are errors themselves."""
-
-MOST_CHANGES: Final = 100_000
-"""That are noted between two queries; after more, reading all records is not dearer."""
 
 
 def failure_text(attempt: Attempt | None) -> str | None:
@@ -240,41 +237,6 @@ def index_reader(
         return lambda record: _error_of(attempt_of(record))
     read = _READERS.get(field) or operator.attrgetter(field)
     return lambda record: read(rollout_of(record))
-
-
-class Columns(Generic[RecordT]):
-    """Fields of numbered records, a list for each, so that a query need not read every record.
-
-    A list is made when a query first names its field, and brought up to date by the next one that does.
-    """
-
-    def __init__(self, reader: Callable[[str], Callable[[RecordT], Any]]) -> None:
-        self._reader = reader
-        self._columns: dict[str, tuple[list[Any], int]] = {}
-        """With how many of the changes each has seen."""
-        self._changes: list[int] = []
-
-    def note(self, number: int) -> None:
-        """A record has changed."""
-        if self._columns:
-            self._changes.append(number)
-            if len(self._changes) > MOST_CHANGES:
-                self.forget()
-
-    def forget(self) -> None:
-        self._columns.clear()
-        self._changes.clear()
-
-    def values(self, field: str, records: Sequence[RecordT]) -> list[Any]:
-        """The field of all records, by their numbers."""
-        read = self._reader(field)
-        column, seen = self._columns.get(field, ([], 0))
-        for number in set(self._changes[seen:]):
-            if number < len(column):
-                column[number] = read(records[number])
-        column.extend(map(read, records[len(column) :]))
-        self._columns[field] = column, len(self._changes)
-        return column
 
 
 def searched_text(text: str) -> str:

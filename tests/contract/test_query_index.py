@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidQuery
+from agentlightning.errors import InvalidQuery, InvalidValue
 from agentlightning.store import LightningStore
-from agentlightning.types import AttemptedRollout, RolloutConfig, Span, Task
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span, Task
 
 TASKS: dict[str, Any] = {
     "a": {"question": 'Was kostet "Öl"?', "agent": "solver"},
@@ -167,3 +167,33 @@ async def test_a_number_that_no_record_has_is_refused_by_every_back_end(store: L
 
     assert list(await store.query_rollouts(reward_min=2.0**64, start_time_max=-(2.0**64))) == []
     assert list(await store.query_rollouts(step_in=[2**63 - 1, -5])) == []
+
+
+async def test_queries_see_what_changed_between_them_and_nothing_of_what_failed(store: LightningStore) -> None:
+    await store.enqueue_many_rollouts(
+        [EnqueueRolloutRequest(input={"agent": name}, metadata={"run_id": "run-1"}) for name in ("a", "b", "c")]
+    )
+
+    async def found(**asked: object) -> list[str]:
+        return [rollout.input["agent"] for rollout in await store.query_rollouts(**asked)]  # type: ignore[arg-type] # any filter
+
+    assert await found(status_in=["queuing"], sort_by="agent", sort_order="desc") == ["c", "b", "a"]
+    assert await found(error_contains="Timeout") == []
+
+    claims = await store.dequeue_many_rollouts(limit=2)
+    for claim, message in zip(claims, ("first", "second"), strict=True):
+        await store.update_attempt(
+            claim.rollout_id,
+            claim.attempt.attempt_id,
+            status="failed",
+            metadata={"error": {"type": "TimeoutError", "message": message}},
+        )
+    with pytest.raises(InvalidValue):
+        await store.update_rollout(claims[0].rollout_id, input={"agent": "z"}, status="nonsense")  # type: ignore[arg-type] # not a status
+    await store.enqueue_rollout({"agent": "d"})
+
+    assert await found(status_in=["queuing"], sort_by="agent") == ["c", "d"]
+    assert await found(error_contains="second") == ["b"]
+    assert await found(agent_in=["z"]) == []
+    assert await found(run_id_in=["run-1"], sort_by="error", sort_order="desc") == ["b", "a", "c"]
+    assert await found(rollout_id_in=[claims[1].rollout_id], status_in=["failed"]) == ["b"]

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from agentlightning.adapter.trajectory import Trajectory
 from agentlightning.algorithm.base import Tasks
 from agentlightning.algorithm.comparison import Estimate, FailedReward, estimate, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError, StoreError, TrainingError
@@ -89,6 +90,20 @@ class FinishedRollout:
     error: str | None = None
     turn_return: float | None = None
     """What it counts where its turns are judged by themselves; None counts the reward."""
+    trajectory: Trajectory | None = None
+    """What it gives to learn from, where that was read."""
+    unreadable: str | None = None
+    """Why its spans cannot be read; None if they can, or were not looked at."""
+    counts_as_failed: bool = False
+    """Whether its reward is that of a failed rollout."""
+
+    @property
+    def rollout_id(self) -> str:
+        return self.rollout.rollout_id
+
+    @property
+    def status(self) -> str:
+        return "failed" if self.counts_as_failed else self.rollout.status
 
     @property
     def has_succeeded(self) -> bool:

@@ -20,7 +20,7 @@ from agentlightning.adapter import (
     detect_framework,
 )
 from agentlightning.algorithm.batches import FinishedRollout, score_of
-from agentlightning.algorithm.grpo.progress import outcomes_of, reward_means, weighted_rewards
+from agentlightning.algorithm.grpo.progress import reward_means, weighted_rewards, with_trajectories
 from agentlightning.algorithm.grpo.samples import batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.algorithm.prompts.reflection import reflective_record
@@ -161,7 +161,7 @@ def test_no_reader_raises(reader: str, spans: list[Span]) -> None:
 async def test_no_algorithm_raises(spans: list[Span]) -> None:
     rollout = Rollout(rollout_id="ro-1", input=1, start_time=0.0, status="succeeded")
     finished = [FinishedRollout(rollout, "group", spans, final_reward_of(spans))] * 2
-    outcomes = await outcomes_of(finished, TraceToTrajectory(), model="1")
+    outcomes = await with_trajectories(finished, TraceToTrajectory(), model="1")
 
     batch_of(outcomes, SampleSettings(credit="turn"), current_version=3).report.metrics()
     examples_of(outcomes, Acceptance(min_reward=0.0), max_length=10, vocab_size=10).metrics()
@@ -188,7 +188,7 @@ async def test_rewards_that_cannot_be_added_up_end_nothing(value: float) -> None
     ]
 
     for credit in ("rollout", "turn"):
-        batch = batch_of(await outcomes_of(finished, TraceToTrajectory()), SampleSettings(credit=credit))
+        batch = batch_of(await with_trajectories(finished, TraceToTrajectory()), SampleSettings(credit=credit))
         assert batch.report.metrics()["skipped/bad_reward"] == 2
     events = [one for spans in traces for one in events_of_spans(spans)]
     assert [one.rewards.mean for one in by_agent(events).values()]

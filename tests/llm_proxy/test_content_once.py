@@ -11,7 +11,7 @@ import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages, TraceToTrajectory
 from agentlightning.adapter.call_attributes import recorded_span_id
 from agentlightning.algorithm.batches import FinishedRollout
-from agentlightning.algorithm.grpo.progress import outcomes_of
+from agentlightning.algorithm.grpo.progress import with_trajectories
 from agentlightning.algorithm.grpo.samples import batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.events import AgentReply, UserMessage, events_of_spans
@@ -225,7 +225,7 @@ async def test_the_version_of_the_model_list_bounds_the_staleness_of_an_sdk_agen
     rollouts = [Rollout(rollout_id=f"ro-{number}", input=1, start_time=0.0, status="succeeded") for number in (0, 1)]
     finished = [FinishedRollout(rollout, "group", spans, float(n)) for n, rollout in enumerate(rollouts)]
 
-    outcomes = await outcomes_of(finished, TraceToTrajectory())
+    outcomes = await with_trajectories(finished, TraceToTrajectory())
     metrics = batch_of(outcomes, SampleSettings(max_staleness=2), current_version=current).report.metrics()
 
     assert metrics["skipped/too_stale"] == skipped

@@ -13,7 +13,7 @@ from agentlightning.algorithm.grpo.advantages import (
     advantages,
 )
 from agentlightning.algorithm.grpo.batch_report import BatchReport
-from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, Sample, batch_of
+from agentlightning.algorithm.grpo.samples import Batch, Sample, batch_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings, LossFunction, SampleSettings
 from agentlightning.algorithm.grpo.tasks import DifficultySampler, ShuffledTasks, TaskSampler
 from agentlightning.utils.installation import resolve_with_extras
@@ -40,7 +40,6 @@ __all__ = [
     "Learner",
     "LearnerSettings",
     "LossFunction",
-    "RolloutOutcome",
     "Row",
     "Sample",
     "SampleSettings",

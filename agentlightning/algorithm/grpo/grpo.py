@@ -45,10 +45,10 @@ from agentlightning.algorithm.grpo.progress import (
     close_runs,
     continue_curve,
     folders_of,
-    outcomes_of,
     reward_means,
     weighted_rewards,
     with_returns,
+    with_trajectories,
 )
 from agentlightning.algorithm.grpo.samples import Batch, batch_of
 from agentlightning.algorithm.grpo.settings import (
@@ -441,7 +441,7 @@ class GRPO(Algorithm):
     async def _batch(self, finished: Sequence[FinishedRollout], policy: Policy, replaced_groups: int) -> Batch:
         model = policy.name if len(self.policies) > 1 else None
         counts_failed = self.sampling.failed != "skip"
-        outcomes = await outcomes_of(finished, self._adapter_of_calls, model=model, with_failed=counts_failed)
+        outcomes = await with_trajectories(finished, self._adapter_of_calls, model=model, with_failed=counts_failed)
         if policy.version == 0:  # later steps have had token ids already
             check_token_ids(finished, outcomes)
         return batch_of(

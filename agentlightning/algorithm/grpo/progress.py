@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.call_attributes import requests_other_model, response_id_of
-from agentlightning.adapter.trajectory import DropReason, Trajectory
+from agentlightning.adapter.trajectory import DropReason
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.comparison import (
     Estimate,
@@ -28,7 +28,7 @@ from agentlightning.algorithm.comparison import (
 )
 from agentlightning.algorithm.grpo.advantages import are_same
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
-from agentlightning.algorithm.grpo.samples import RolloutOutcome, first_return
+from agentlightning.algorithm.grpo.samples import first_return
 from agentlightning.algorithm.grpo.tasks import Curriculum
 from agentlightning.errors import TrainingError
 from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
@@ -48,55 +48,39 @@ _WITHOUT_IDS: Final = (
 )
 
 
-async def outcomes_of(
+async def with_trajectories(
     finished: Sequence[FinishedRollout],
     adapter: TraceToTrajectory,
     *,
     model: str | None = None,
     with_failed: bool = False,
-) -> list[RolloutOutcome]:
-    """What rollouts give to learn from.
+) -> list[FinishedRollout]:
+    """The rollouts with what they give to learn from.
 
     Args:
         model: Of a trace with calls of several models, the one to look at.
         with_failed: Read the traces of rollouts that failed too.
     """
     adapter = replace(adapter, model=model)
-    outcomes: list[RolloutOutcome] = []
+    read: list[FinishedRollout] = []
     for number, one in enumerate(finished):
         if number % 8 == 0:
             await asyncio.sleep(0)  # others use this loop too
-        trajectory: Trajectory | None = None
-        unreadable: str | None = None
         if one.spans and (one.has_succeeded or with_failed):
             try:
-                trajectory = adapter.adapt(one.spans)
+                one = replace(one, trajectory=adapter.adapt(one.spans))  # the same, read
             except Exception as error:  # what an agent wrote is its own affair, and never ends the run of all
-                logger.exception("The spans of rollout '%s' cannot be read.", one.rollout.rollout_id)
-                unreadable = f"{type(error).__name__}: {error}"
-        outcomes.append(
-            RolloutOutcome(
-                rollout_id=one.rollout.rollout_id,
-                group=one.group,
-                status=one.rollout.status,
-                reward=one.reward,
-                trajectory=trajectory,
-                error=one.error,
-                unreadable=unreadable,
-            )
-        )
-    return outcomes
+                logger.exception("The spans of rollout '%s' cannot be read.", one.rollout_id)
+                one = replace(one, unreadable=f"{type(error).__name__}: {error}")
+        read.append(one)
+    return read
 
 
 async def with_returns(
     finished: Sequence[FinishedRollout], adapter: TraceToTrajectory, discount: float
 ) -> list[FinishedRollout]:
     """The rollouts with the return of their first turn, which is what they count where turns are judged."""
-    outcomes = await outcomes_of(finished, adapter)
-    return [
-        replace(one, turn_return=first_return(outcome, discount))
-        for one, outcome in zip(finished, outcomes, strict=True)
-    ]
+    return [replace(one, turn_return=first_return(one, discount)) for one in await with_trajectories(finished, adapter)]
 
 
 def weighted_rewards(finished: Sequence[FinishedRollout], weights: Mapping[str, float]) -> list[FinishedRollout]:
@@ -131,7 +115,7 @@ def reward_means(finished: Sequence[FinishedRollout], names: Iterable[str]) -> d
     return {f"reward/{name}": fmean(found) for name, found in values.items() if found}
 
 
-def check_token_ids(finished: Sequence[FinishedRollout], outcomes: Sequence[RolloutOutcome]) -> None:
+def check_token_ids(finished: Sequence[FinishedRollout], outcomes: Sequence[FinishedRollout]) -> None:
     """Raise TrainingError if model calls were recorded and none of them brought token ids; its message says whose."""
     trajectories = [outcome.trajectory for outcome in outcomes if outcome.trajectory is not None]
     dropped = {

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import TYPE_CHECKING, Final
 
-from agentlightning.adapter.trajectory import DropReason, SampledCall, TokenSequence, Trajectory
-from agentlightning.algorithm.batches import TrainingUse
+from agentlightning.adapter.trajectory import DropReason, SampledCall, TokenSequence
+from agentlightning.algorithm.batches import FinishedRollout, TrainingUse
 from agentlightning.algorithm.comparison import is_finite, reward_of_failed
 from agentlightning.algorithm.grpo.advantages import (
     Advantages,
@@ -42,21 +42,6 @@ if TYPE_CHECKING:  # which needs torch
     from agentlightning.engine.model import CausalModel
 
 MOST_ADVANTAGE: Final = 1e9  # squared and summed over all weights, gradients of more are infinite in 32 bits
-
-
-@dataclass(frozen=True)
-class RolloutOutcome:
-    """What became of one rollout."""
-
-    rollout_id: str
-    group: str
-    """Rollouts of the same task, in the same step, have the same."""
-    status: str
-    reward: float | None
-    trajectory: Trajectory | None
-    error: str | None = None
-    unreadable: str | None = None
-    """Why its spans cannot be read; None if they can, or were not looked at."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +94,7 @@ class Batch:
 
 
 def batch_of(
-    outcomes: Sequence[RolloutOutcome],
+    outcomes: Sequence[FinishedRollout],
     settings: SampleSettings,
     *,
     current_version: int | None = None,
@@ -155,7 +140,9 @@ def batch_of(
     return Batch(samples, report, Sampled(report.sequences, weight, tokens), _uses(outcomes, samples, report))
 
 
-def _uses(outcomes: Iterable[RolloutOutcome], samples: Iterable[Sample], report: BatchReport) -> dict[str, TrainingUse]:
+def _uses(
+    outcomes: Iterable[FinishedRollout], samples: Iterable[Sample], report: BatchReport
+) -> dict[str, TrainingUse]:
     advantage_of = {sample.rollout_id: sample.advantage for sample in samples}
     uses: dict[str, TrainingUse] = {}
     for outcome in outcomes:
@@ -167,12 +154,12 @@ def _uses(outcomes: Iterable[RolloutOutcome], samples: Iterable[Sample], report:
     return uses
 
 
-def _trainable(outcome: RolloutOutcome) -> list[TokenSequence]:
+def _trainable(outcome: FinishedRollout) -> list[TokenSequence]:
     sequences = () if outcome.trajectory is None else outcome.trajectory.sequences
     return [sequence for sequence in sequences if any(sequence.loss_mask)]
 
 
-def _same_group(outcomes: Sequence[RolloutOutcome], lowest: float, highest: float) -> SameGroup:
+def _same_group(outcomes: Sequence[FinishedRollout], lowest: float, highest: float) -> SameGroup:
     """What a group without variance is; where all rewards that were seen are the same, 1 is right and 0 is wrong."""
     reward = outcomes[0].reward or 0.0
     if are_same(lowest, highest):
@@ -187,7 +174,7 @@ def _weight(sequences: Sequence[TokenSequence], settings: SampleSettings) -> flo
     return 1.0 if settings.rollout_weighting == "sequence" else 1.0 / max(1, len(sequences))
 
 
-def _sampled(outcome: RolloutOutcome, settings: SampleSettings) -> Sampled:
+def _sampled(outcome: FinishedRollout, settings: SampleSettings) -> Sampled:
     sequences = _trainable(outcome)
     weight = _weight(sequences, settings)
     tokens = sum(sum(sequence.loss_mask) for sequence in sequences)
@@ -201,7 +188,7 @@ def _sampled(outcome: RolloutOutcome, settings: SampleSettings) -> Sampled:
 class _Judged:
     """A rollout that has a reward."""
 
-    outcome: RolloutOutcome
+    outcome: FinishedRollout
     advantages: Sequence[float]
     """One, or one for each of its model calls."""
     is_lesson: bool
@@ -209,7 +196,7 @@ class _Judged:
 
 
 def _judged(
-    outcomes: Sequence[RolloutOutcome],
+    outcomes: Sequence[FinishedRollout],
     settings: SampleSettings,
     report: BatchReport,
     seen_rewards: Sequence[float],
@@ -228,7 +215,7 @@ def _judged(
     report.rewards = [outcome.reward for outcome in scored if outcome.reward is not None]
     found = _advantages(scored, values, groups, settings)
     judged: list[_Judged] = []
-    same: dict[str, list[RolloutOutcome]] = {}
+    same: dict[str, list[FinishedRollout]] = {}
     start = 0
     for outcome, own in zip(scored, values, strict=True):
         end = start + len(own)
@@ -248,7 +235,10 @@ def _judged(
 
 
 def _advantages(
-    scored: Sequence[RolloutOutcome], values: Sequence[Sequence[float]], groups: Sequence[str], settings: SampleSettings
+    scored: Sequence[FinishedRollout],
+    values: Sequence[Sequence[float]],
+    groups: Sequence[str],
+    settings: SampleSettings,
 ) -> Advantages:
     """What the rewards of rollouts, or of their turns, are worth beside the others of their groups."""
     flat = [value for own in values for value in own]
@@ -276,9 +266,11 @@ def _advantages(
     )
 
 
-def _scored(outcomes: Sequence[RolloutOutcome], settings: SampleSettings, report: BatchReport) -> list[RolloutOutcome]:
+def _scored(
+    outcomes: Sequence[FinishedRollout], settings: SampleSettings, report: BatchReport
+) -> list[FinishedRollout]:
     """Rollouts that have a reward, or are given one."""
-    scored: list[RolloutOutcome] = []
+    scored: list[FinishedRollout] = []
     usable = [one.reward for one in outcomes if one.reward is not None and _without_reward(one) is None]
     counted = reward_of_failed(settings.failed, usable)
     for outcome in outcomes:
@@ -286,7 +278,7 @@ def _scored(outcomes: Sequence[RolloutOutcome], settings: SampleSettings, report
         if reason is None:
             scored.append(outcome)
         elif counted is not None:
-            scored.append(replace(outcome, reward=counted, status="failed"))
+            scored.append(replace(outcome, reward=counted, counts_as_failed=True))
         else:
             report.skip(outcome.rollout_id, reason)
         if reason is Skipped.FAILED:
@@ -294,22 +286,22 @@ def _scored(outcomes: Sequence[RolloutOutcome], settings: SampleSettings, report
     return scored
 
 
-def first_return(outcome: RolloutOutcome, discount: float) -> float | None:
+def first_return(outcome: FinishedRollout, discount: float) -> float | None:
     """The return of the first turn of a rollout; its reward if it has no turns."""
     rewards = _turn_rewards(outcome)
     return returns_to_go(rewards, discount)[0] if rewards else outcome.reward
 
 
-def _calls(outcome: RolloutOutcome) -> list[SampledCall]:
+def _calls(outcome: FinishedRollout) -> list[SampledCall]:
     return [] if outcome.trajectory is None else [call for one in outcome.trajectory.sequences for call in one.calls]
 
 
-def _turn_rewards(outcome: RolloutOutcome) -> list[float]:
+def _turn_rewards(outcome: FinishedRollout) -> list[float]:
     rewards = [call.reward if is_finite(call.reward or 0.0) else None for call in _calls(outcome)]
     return rewards_of_turns(rewards, outcome.reward or 0.0, is_failed=outcome.status == "failed")
 
 
-def _returns(outcome: RolloutOutcome, settings: SampleSettings, report: BatchReport) -> list[float]:
+def _returns(outcome: FinishedRollout, settings: SampleSettings, report: BatchReport) -> list[float]:
     """What a rollout is compared by: its reward, or what follows from each of its turns on; less what is too long."""
     assert outcome.reward is not None
     calls = _calls(outcome)
@@ -324,7 +316,7 @@ def _returns(outcome: RolloutOutcome, settings: SampleSettings, report: BatchRep
     return returns_to_go(both, settings.discount)
 
 
-def _without_reward(outcome: RolloutOutcome) -> Skipped | None:
+def _without_reward(outcome: FinishedRollout) -> Skipped | None:
     if outcome.status != "succeeded":
         return Skipped.FAILED
     if outcome.reward is None:
@@ -405,7 +397,7 @@ class _Sieve:
         return call.is_truncated
 
 
-def _sound(outcome: RolloutOutcome, model: "CausalModel | None", report: BatchReport) -> RolloutOutcome:
+def _sound(outcome: FinishedRollout, model: "CausalModel | None", report: BatchReport) -> FinishedRollout:
     """A rollout without the sequences that the model cannot have sampled; they count for nothing, not even in means."""
     if outcome.unreadable is not None:
         report.skip(outcome.rollout_id, Skipped.BAD_SAMPLE)

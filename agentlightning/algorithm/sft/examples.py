@@ -14,8 +14,8 @@ from enum import Enum
 import orjson
 
 from agentlightning.adapter.sequences import TokenSequence
-from agentlightning.algorithm.batches import Sent, TrainingUse
-from agentlightning.algorithm.grpo.samples import RolloutOutcome, Sample
+from agentlightning.algorithm.batches import FinishedRollout, Sent, TrainingUse
+from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.utils import check_least
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store.base import LightningStore
@@ -135,7 +135,7 @@ class Acceptance:
         if self.min_reward is not None and not math.isfinite(self.min_reward):
             raise ConfigurationError(f"min_reward is {self.min_reward}; it must be None or a finite number.")
 
-    def reason_against(self, outcome: RolloutOutcome) -> Rejected | None:
+    def reason_against(self, outcome: FinishedRollout) -> Rejected | None:
         """Why one is not accepted, whatever the others are."""
         if outcome.status != "succeeded" or outcome.trajectory is None:
             return Rejected.FAILED
@@ -187,7 +187,7 @@ class Examples:
 
 
 def examples_of(
-    outcomes: Sequence[RolloutOutcome], acceptance: Acceptance, *, max_length: int, vocab_size: int
+    outcomes: Sequence[FinishedRollout], acceptance: Acceptance, *, max_length: int, vocab_size: int
 ) -> Examples:
     """The sequences of the rollouts that are accepted, as samples that all count alike.
 
@@ -200,12 +200,12 @@ def examples_of(
     rejected: Counter[Rejected] = Counter()
     reasons: dict[str, Rejected] = {}
 
-    def reject(outcome: RolloutOutcome, reason: Rejected) -> None:
+    def reject(outcome: FinishedRollout, reason: Rejected) -> None:
         rejected[reason] += 1
         reasons[outcome.rollout_id] = reason
 
     fitting: dict[str, list[TokenSequence]] = {}
-    good: list[RolloutOutcome] = []
+    good: list[FinishedRollout] = []
     for outcome in outcomes:
         reason = acceptance.reason_against(outcome)
         if reason is not None:
@@ -234,7 +234,7 @@ def examples_of(
     return Examples(samples, len(outcomes), rejected, reasons)
 
 
-def _best(outcomes: Sequence[RolloutOutcome], per_task: int | None) -> list[RolloutOutcome]:
+def _best(outcomes: Sequence[FinishedRollout], per_task: int | None) -> list[FinishedRollout]:
     """In their order."""
     if per_task is None:
         return list(outcomes)
@@ -247,7 +247,7 @@ def _best(outcomes: Sequence[RolloutOutcome], per_task: int | None) -> list[Roll
     return [outcome for outcome in outcomes if outcome.rollout_id in chosen]
 
 
-def _sample(outcome: RolloutOutcome, sequence: TokenSequence) -> Sample:
+def _sample(outcome: FinishedRollout, sequence: TokenSequence) -> Sample:
     """What came before the first token is nothing, so no model can learn to choose it."""
     return Sample(
         token_ids=list(sequence.token_ids),

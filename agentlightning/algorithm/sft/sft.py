@@ -31,7 +31,7 @@ from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints, a
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.packing import Row
 from agentlightning.algorithm.grpo.policy import ADAPTERS, Policy, ServedPolicies, sources_by_name, training_sampling
-from agentlightning.algorithm.grpo.progress import check_token_ids, outcomes_of
+from agentlightning.algorithm.grpo.progress import check_token_ids, with_trajectories
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.sft.examples import (
@@ -402,7 +402,7 @@ class SFT(Algorithm):
             sent = await find(self.get_store(), self.recorded)
         finished = await batches.gather(sent) if sent.group_of else []
         by_task = [replace(one, group=task_key(one.rollout.input)) for one in finished]
-        outcomes = await outcomes_of(by_task, self._adapter_of_calls, model=self.recorded.model)
+        outcomes = await with_trajectories(by_task, self._adapter_of_calls, model=self.recorded.model)
         check_token_ids(by_task, outcomes)
         found = examples_of(outcomes, acceptance, max_length=self.model.max_length, vocab_size=self.model.vocab_size)
         if latest is None:  # else it is written down already

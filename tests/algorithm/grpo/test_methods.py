@@ -11,13 +11,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the learner needs torch")
 
 from agentlightning.adapter.trajectory import TokenSequence, Trajectory  # noqa: E402
+from agentlightning.algorithm.batches import FinishedRollout  # noqa: E402
 from agentlightning.algorithm.grpo.advantages import advantages, overlong_penalty, returns_to_go  # noqa: E402
 from agentlightning.algorithm.grpo.grpo import GRPO  # noqa: E402
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.progress import reward_means, weighted_rewards  # noqa: E402
-from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, batch_of  # noqa: E402
+from agentlightning.algorithm.grpo.samples import Batch, batch_of  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings, SampleSettings, Schedule  # noqa: E402
 from agentlightning.errors import ConfigurationError, TrainingError  # noqa: E402
+from tests.algorithm.finished import finished  # noqa: E402
 from tests.algorithm.grpo import padded  # noqa: E402
 from tests.algorithm.grpo.padded import Answer, Rollouts  # noqa: E402
 from tests.algorithm.grpo.small_model import SmallModel  # noqa: E402
@@ -51,9 +53,9 @@ def rollouts(model: SmallModel, rewards: list[list[float]], spread: float) -> Ro
     return found
 
 
-def outcome(group: str, reward: float | None, *sequences: TokenSequence, status: str = "succeeded") -> RolloutOutcome:
+def outcome(group: str, reward: float | None, *sequences: TokenSequence, status: str = "succeeded") -> FinishedRollout:
     trajectory = Trajectory(rollout_id="ro", attempt_id="at", sequences=sequences)
-    return RolloutOutcome("ro", group, status, reward, trajectory)
+    return finished("ro", group, status, reward, trajectory)
 
 
 def batch(found: Rollouts, settings: SampleSettings, **options: Any) -> Batch:
@@ -187,7 +189,7 @@ TURNS: list[list[float | None]] = [[0.5, None, 1.0], [None, 0.25], [0.0, None, 0
 """Rewards of the model calls of four rollouts of one group."""
 
 
-def conversations(model: SmallModel) -> tuple[list[RolloutOutcome], list[list[tuple[list[int], list[int]]]]]:
+def conversations(model: SmallModel) -> tuple[list[FinishedRollout], list[list[tuple[list[int], list[int]]]]]:
     source = random.Random(5)
     outcomes, texts = [], []
     for rewards in TURNS:

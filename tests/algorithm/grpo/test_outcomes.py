@@ -6,8 +6,7 @@ import pytest
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.batches import FinishedRollout
-from agentlightning.algorithm.grpo.progress import check_token_ids, outcomes_of, spans_of_model
-from agentlightning.algorithm.grpo.samples import RolloutOutcome
+from agentlightning.algorithm.grpo.progress import check_token_ids, spans_of_model, with_trajectories
 from agentlightning.errors import TrainingError
 from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
 from agentlightning.store import InMemoryLightningStore
@@ -23,7 +22,7 @@ PROXIED = {
 IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3]}
 
 
-async def outcomes(*calls: tuple[str, dict[str, Any]]) -> tuple[list[FinishedRollout], list[RolloutOutcome]]:
+async def outcomes(*calls: tuple[str, dict[str, Any]]) -> tuple[list[FinishedRollout], list[FinishedRollout]]:
     """A rollout with these calls, by name and attributes, each a second after the one before."""
     rollout = Rollout(rollout_id="ro-1", input=1, start_time=0.0, status="succeeded")
     spans = [
@@ -31,7 +30,7 @@ async def outcomes(*calls: tuple[str, dict[str, Any]]) -> tuple[list[FinishedRol
         for number, (name, attributes) in enumerate(calls)
     ]
     finished = [FinishedRollout(rollout, "group", spans, 1.0)]
-    return finished, await outcomes_of(finished, TraceToTrajectory())
+    return finished, await with_trajectories(finished, TraceToTrajectory())
 
 
 @pytest.mark.parametrize(

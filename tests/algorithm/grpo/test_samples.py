@@ -11,11 +11,13 @@ from agentlightning.adapter.trajectory import (
     TokenSequence,
     Trajectory,
 )
+from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.comparison import FailedReward
-from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, batch_of
+from agentlightning.algorithm.grpo.samples import Batch, batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.algorithm.grpo.skipped import Skipped
 from agentlightning.errors import ConfigurationError
+from tests.algorithm.finished import finished
 from tests.algorithm.sequences import token_sequence
 
 END = 9
@@ -47,12 +49,12 @@ def outcome(
     group: str = "g",
     status: str = "succeeded",
     rollout_id: str = "ro",
-) -> RolloutOutcome:
+) -> FinishedRollout:
     found = trajectory(*(sequences or (sequence(),)))
-    return RolloutOutcome(rollout_id, group, status, reward, found)
+    return finished(rollout_id, group, status, reward, found)
 
 
-def batch(*outcomes: RolloutOutcome, version: int | None = 3, **settings: object) -> Batch:
+def batch(*outcomes: FinishedRollout, version: int | None = 3, **settings: object) -> Batch:
     return batch_of(outcomes, SampleSettings(**settings), current_version=version, end_ids={END})  # type: ignore[arg-type]
 
 
@@ -77,7 +79,7 @@ def test_all_sequences_of_a_rollout_get_its_advantage_and_may_share_its_weight(w
 
 
 def test_a_failed_rollout_is_no_lesson_and_no_zero() -> None:
-    failed = RolloutOutcome("ro", "g", "failed", 9.0, None, error="ConnectionError: refused")
+    failed = finished("ro", "g", "failed", 9.0, None, error="ConnectionError: refused")
 
     with_failed, without = batch(outcome(0.0), outcome(1.0), failed), batch(outcome(0.0), outcome(1.0))
 
@@ -101,10 +103,10 @@ def test_a_failed_rollout_can_be_made_to_count(failed: FailedReward, counted: fl
         (outcome(math.nan), Skipped.BAD_REWARD),
         (outcome(math.inf), Skipped.BAD_REWARD),
         (outcome(1.0, group="alone"), Skipped.GROUP_TOO_SMALL),
-        (RolloutOutcome("ro", "g", "succeeded", 1.0, None), Skipped.EMPTY_TRACE),
-        (RolloutOutcome("ro", "g", "succeeded", 1.0, trajectory()), Skipped.EMPTY_TRACE),
+        (finished("ro", "g", "succeeded", 1.0, None), Skipped.EMPTY_TRACE),
+        (finished("ro", "g", "succeeded", 1.0, trajectory()), Skipped.EMPTY_TRACE),
         (
-            RolloutOutcome(
+            finished(
                 "ro",
                 "g",
                 "succeeded",
@@ -119,7 +121,7 @@ def test_a_failed_rollout_can_be_made_to_count(failed: FailedReward, counted: fl
     ],
     ids=lambda value: value.value if isinstance(value, Skipped) else "",
 )
-def test_what_cannot_be_learned_from_is_left_out_with_its_reason(odd: RolloutOutcome, reason: Skipped) -> None:
+def test_what_cannot_be_learned_from_is_left_out_with_its_reason(odd: FinishedRollout, reason: Skipped) -> None:
     others = outcome(0.0, rollout_id="bad"), outcome(1.0, rollout_id="good")
 
     found = batch(*others, odd, max_tokens=10, max_staleness=2)
@@ -134,7 +136,7 @@ def test_what_cannot_be_learned_from_is_left_out_with_its_reason(odd: RolloutOut
 def test_single_calls_that_are_left_out_are_named_with_their_reason() -> None:
     cut = sequence(ended="length")
     judge = DroppedCall(span_id="judge", name="chat", reason=DropReason.IN_REWARD)
-    both = RolloutOutcome("both", "g", "succeeded", 1.0, trajectory(sequence(), cut, dropped=(judge,)))
+    both = finished("both", "g", "succeeded", 1.0, trajectory(sequence(), cut, dropped=(judge,)))
 
     found = batch(outcome(0.0, rollout_id="bad"), both)
 
@@ -304,11 +306,11 @@ def test_settings_that_need_something_known_say_what() -> None:
 
 @pytest.mark.parametrize("turn", [math.nan, math.inf, None])
 def test_the_reward_of_a_turn_that_is_not_finite_counts_as_none(turn: float | None) -> None:
-    def with_turn(value: float | None, reward: float) -> RolloutOutcome:
+    def with_turn(value: float | None, reward: float) -> FinishedRollout:
         name = f"ro-{reward}"
         sequences = (token_sequence(([1], [2, 3]), rewards=[value]),)
         trajectory = Trajectory(rollout_id=name, attempt_id="at", sequences=sequences)
-        return RolloutOutcome(name, "g", "succeeded", reward, trajectory)
+        return finished(name, "g", "succeeded", reward, trajectory)
 
     made = batch_of([with_turn(turn, 1.0), with_turn(0.0, 0.0)], SampleSettings(credit="turn"))
 

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.adapter.sequences import FinishReason, TokenSequence, Trajectory
-from agentlightning.algorithm.grpo.samples import RolloutOutcome
+from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.sft import Acceptance, RecordedRollouts, Rejected
 from agentlightning.algorithm.sft.examples import Examples, examples_of, find, split, task_key
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store import InMemoryLightningStore
+from tests.algorithm.finished import finished
 from tests.algorithm.sequences import token_sequence
 from tests.algorithm.sft.recording import record
 
@@ -22,13 +23,13 @@ def sequence(prompt: list[int], response: list[int], ended: FinishReason | None 
 
 def outcome(
     name: str, reward: float | None, *sequences: TokenSequence, group: str = "task", status: str = "succeeded"
-) -> RolloutOutcome:
+) -> FinishedRollout:
     found = sequences or (sequence([1, 2], [3]),)
     trajectory = Trajectory(rollout_id=name, attempt_id="at", sequences=found)
-    return RolloutOutcome(name, group, status, reward, trajectory)
+    return finished(name, group, status, reward, trajectory)
 
 
-def examples(outcomes: list[RolloutOutcome], **accepted: Any) -> Examples:
+def examples(outcomes: list[FinishedRollout], **accepted: Any) -> Examples:
     return examples_of(outcomes, Acceptance(**accepted), max_length=8, vocab_size=10)
 
 
@@ -124,7 +125,7 @@ class TestAcceptance:
         empty = Trajectory(rollout_id="b", attempt_id="at", sequences=())
         outcomes = [
             outcome("a", 1.0, status="failed"),
-            RolloutOutcome("b", "task", "succeeded", 1.0, empty),
+            finished("b", "task", "succeeded", 1.0, empty),
             outcome("c", 1.0, sequence([1], [10])),
         ]
 

@@ -27,7 +27,7 @@ OLD_RELEASE = re.compile(
 """A word about the releases that the package is compatible with; all that knows of them stands in two places."""
 
 CEILINGS = {
-    TOP_LEVEL: (1_040, 520),
+    TOP_LEVEL: (1_071, 550),
     "adapter": (2_440, 1_510),
     "algorithm": (12_330, 8_030),
     "asgi": (930, 630),
@@ -36,7 +36,7 @@ CEILINGS = {
     "dialects": (3_390, 2_300),
     "emitter": (740, 440),
     "engine": (6_260, 4_185),
-    "events": (1_380, 880),
+    "events": (1_330, 840),
     "execution": (1_900, 1_233),
     "instrumentation": (3_820, 2_370),
     "legacy": (2_340, 1_470),

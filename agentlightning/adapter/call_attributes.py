@@ -12,8 +12,20 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from agentlightning.adapter.sequences import FinishReason
-from agentlightning.dialects.attributes import LOGPROBS, TOKEN_FACTS, VERSION_ATTRIBUTE
-from agentlightning.instrumentation.model_calls import RECORDED_AS
+from agentlightning.semconv import (
+    COMPLETION,
+    IS_CUT,
+    IS_EXCLUDED,
+    LOGPROBS,
+    PROMPT_IDS,
+    PROXY,
+    RECORDED_AS,
+    REQUEST_MODEL,
+    RESPONSE_ID,
+    RESPONSE_IDS,
+    TOKEN_FACTS,
+    VERSION_ATTRIBUTE,
+)
 from agentlightning.store.copies import replaced
 from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import Span
@@ -28,14 +40,9 @@ from agentlightning.utils.json_values import (
 
 SpanAttributes: TypeAlias = Mapping[str, Any]
 
-PROXY_REQUEST: Final = "litellm_request"
-"""Name of the span that the LLM proxy writes for a call."""
-RAW_REQUEST: Final = "raw_gen_ai_request"
-"""Name of the span beneath it, which has the call as its provider saw it."""
-
-PROMPT_IDS: Final = ("prompt_token_ids", "agentlightning.operation.output.prompt_token_ids")
-RESPONSE_IDS: Final = (
-    "response_token_ids",
+_PROMPT_IDS: Final = (PROMPT_IDS, "agentlightning.operation.output.prompt_token_ids")
+_RESPONSE_IDS: Final = (
+    RESPONSE_IDS,
     "agentlightning.operation.output.response_token_ids.0",
     "agentlightning.operation.output.choices.0.token_ids",
     "agentlightning.operation.output.choices.0.provider_specific_fields.token_ids",
@@ -46,9 +53,9 @@ _CONTENT: Final = re.compile(
 """Attributes that hold what was said, as words or as tokens."""
 _RAW_FIELD: Final = re.compile(r"llm\.[^.]+\.(id|prompt_token_ids|response_token_ids|choices)")
 """Raw requests name their attributes after the provider: `llm.openai.id`."""
-_RESPONSE_ID: Final = ("gen_ai.response.id", "agentlightning.operation.output.id")
+_RESPONSE_ID: Final = (RESPONSE_ID, "agentlightning.operation.output.id")
 _FINISH_REASON: Final = (
-    "gen_ai.completion.0.finish_reason",
+    f"{COMPLETION}.0.finish_reason",
     "gen_ai.response.finish_reasons",
     "gen_ai.response.finish_reason",
     "agentlightning.operation.output.choices.0.finish_reason",
@@ -77,9 +84,6 @@ UNREADABLE: Final = Unreadable.UNREADABLE
 """The attribute is there, but is not what it should be."""
 
 
-# ---------------------------------------------------------------------- one call, two spans
-
-
 def recorded_span_id(span: Span) -> str:
     """The id of the LLM proxy's span of the same call; empty if none is known."""
     return str(span.attributes.get(RECORDED_AS, "")).rpartition("/")[2]
@@ -103,12 +107,12 @@ def with_recorded_content(spans: Iterable[Span]) -> list[Span]:
 
 def prompt_ids_of(attributes: SpanAttributes) -> list[int] | Unreadable | None:
     """Token ids of the prompt."""
-    return _first_ids(attributes, PROMPT_IDS, "prompt_token_ids")
+    return _first_ids(attributes, _PROMPT_IDS, PROMPT_IDS)
 
 
 def response_ids_of(attributes: SpanAttributes) -> list[int] | Unreadable | None:
     """Token ids of the response; of several choices, of the first."""
-    ids = _first_ids(attributes, RESPONSE_IDS, "response_token_ids")
+    ids = _first_ids(attributes, _RESPONSE_IDS, RESPONSE_IDS)
     if not ids and "token_ids" in (choice := _first_raw_choice(attributes)):
         return as_token_ids(choice["token_ids"])
     return ids
@@ -151,7 +155,7 @@ def _first_of(values: object) -> object:
 def further_choices(attributes: SpanAttributes) -> int:
     """How many choices a call has whose tokens were recorded, beyond the first."""
     numbers = itertools.count(1)
-    return next(number for number in numbers if f"gen_ai.completion.{number}.token_ids" not in attributes) - 1
+    return next(number for number in numbers if f"{COMPLETION}.{number}.token_ids" not in attributes) - 1
 
 
 def as_token_ids(value: object) -> list[int] | Unreadable:
@@ -191,11 +195,7 @@ def requests_other_model(attributes: SpanAttributes, model: str | None) -> bool:
     """Whether a call names another model than this one; None is any model."""
     # Names of the model that a call requested: the proxy's first, for a backend may know the model by another name.
     requested = next(
-        (
-            attributes[name]
-            for name in ("agentlightning.proxy.requested_model", "gen_ai.request.model")
-            if name in attributes
-        ),
+        (attributes[name] for name in (f"{PROXY}.requested_model", REQUEST_MODEL) if name in attributes),
         None,
     )
     return model is not None and requested is not None and requested != model
@@ -203,14 +203,14 @@ def requests_other_model(attributes: SpanAttributes, model: str | None) -> bool:
 
 def is_excluded(attributes: SpanAttributes) -> bool:
     """Whether the call was kept from the models of the rollout: a judge's, or another helper's."""
-    return attributes.get("agentlightning.redirect.is_excluded") is True
+    return attributes.get(IS_EXCLUDED) is True
 
 
 def has_failed(span: Span) -> bool:
     """Whether a call ended in an error and without a response."""
     if span.status.status_code != "ERROR" or response_ids_of(span.attributes):
         return False
-    return not any(name.startswith("gen_ai.completion.") for name in span.attributes)
+    return not any(name.startswith(f"{COMPLETION}.") for name in span.attributes)
 
 
 def weights_version_of(attributes: SpanAttributes) -> str | None:
@@ -229,10 +229,10 @@ def finish_reason_of(attributes: SpanAttributes) -> FinishReason | None:
     found = [_first_of(attributes[name]) for name in _FINISH_REASON if name in attributes]
     word = next(filter(None, found), None) or _first_raw_choice(attributes).get("finish_reason")
     reason = _FINISH_REASONS.get(word.lower()) if isinstance(word, str) else None
-    if reason is None and attributes.get("agentlightning.response.is_cut") is True:
+    if reason is None and attributes.get(IS_CUT) is True:
         return "cancelled"
     # Not all APIs have a reason of its own for tool calls.
-    if reason == "stop" and "gen_ai.completion.0.tool_calls.0.name" in attributes:
+    if reason == "stop" and f"{COMPLETION}.0.tool_calls.0.name" in attributes:
         return "tool_calls"
     return reason
 
@@ -251,14 +251,23 @@ def group_genai_dict(data: JsonMapping, prefix: str) -> JsonObject | list[Any]:
 def genai_sections(attributes: SpanAttributes) -> dict[str, JsonObject | list[Any]]:
     """What stands below `gen_ai.prompt`, `gen_ai.completion` and so on, by the last word, unflattened."""
     names = [name for name in attributes if name.startswith("gen_ai.")]
-    if names == [_RESPONSE_ID[0]]:  # as wherever texts are not recorded; three times as quick
-        return {"response": {"id": attributes[_RESPONSE_ID[0]]}}
+    if names == [RESPONSE_ID]:  # as wherever texts are not recorded; three times as quick
+        return {"response": {"id": attributes[RESPONSE_ID]}}
     flat: dict[str, JsonObject] = {}
     for name in names:
         _, section, *rest = name.split(".", 2)
         if rest:
             flat.setdefault(section, {})[rest[0]] = attributes[name]
     return {section: _nested(below) for section, below in flat.items()}
+
+
+def messages_of(attributes: SpanAttributes, section: str) -> list[JsonObject]:
+    return objects_in(genai_sections(attributes).get(section))
+
+
+def objects_in(values: object) -> list[JsonObject]:
+    """Those entries of a list that are objects; none, if it is no list."""
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _nested(flat: JsonMapping, levels: int = MOST_LEVELS) -> JsonObject | list[object]:

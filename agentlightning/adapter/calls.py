@@ -14,10 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agentlightning.adapter.call_attributes import (
-    PROMPT_IDS,
-    PROXY_REQUEST,
-    RAW_REQUEST,
-    RESPONSE_IDS,
     UNREADABLE,
     Unreadable,
     finish_reason_of,
@@ -30,7 +26,7 @@ from agentlightning.adapter.call_attributes import (
 )
 from agentlightning.adapter.sequences import DropReason, FinishReason
 from agentlightning.dialects import SPAN_MATCH
-from agentlightning.dialects.attributes import TOKEN_FACTS
+from agentlightning.semconv import CALL_SPAN, PROMPT_IDS, RAW_SPAN, RESPONSE_IDS, TOKEN_FACTS
 from agentlightning.types.agents import agent_name
 from agentlightning.types.tracer import Span
 
@@ -39,10 +35,10 @@ if TYPE_CHECKING:
 
 ANY_AGENT: Final = "*"
 """Label of a call that stands under no named agent."""
-PROXY_SPANS: Final = frozenset({PROXY_REQUEST, RAW_REQUEST})
+PROXY_SPANS: Final = frozenset({CALL_SPAN, RAW_SPAN})
 TRACED_CALL_MATCH: Final = SPAN_MATCH
 """Names of all model calls that a tracer records."""
-ANY_CALL_MATCH: Final = f"{TRACED_CALL_MATCH}|{PROXY_REQUEST}|{RAW_REQUEST}"
+ANY_CALL_MATCH: Final = f"{TRACED_CALL_MATCH}|{CALL_SPAN}|{RAW_SPAN}"
 """Names of model calls as tracers and the LLM proxy write them."""
 
 
@@ -88,7 +84,7 @@ class ProxiedCalls:
         for span in sorted(traced, key=lambda span: not is_preferred(span)):
             self._add_call(span)
         self._response_ids = {response_id_of(span.attributes) for span in proxied}
-        for span in sorted(proxied, key=lambda span: span.name == RAW_REQUEST):  # raw forms follow their requests
+        for span in sorted(proxied, key=lambda span: span.name == RAW_SPAN):  # raw forms follow their requests
             self._place(span, counts=bool(is_call(span)))
 
     def _add_call(self, span: Span) -> None:
@@ -230,7 +226,7 @@ def _with_tokens(span: Span, witnesses: Sequence[Span]) -> Span:
     attributes = dict(span.attributes)
     for witness in (*witnesses, lender):
         attributes |= {name: witness.attributes[name] for name in TOKEN_FACTS if name in witness.attributes}
-    ids = {PROMPT_IDS[0]: prompt_ids_of(lender.attributes), RESPONSE_IDS[0]: response_ids_of(lender.attributes)}
+    ids = {PROMPT_IDS: prompt_ids_of(lender.attributes), RESPONSE_IDS: response_ids_of(lender.attributes)}
     return span.model_copy(update={"attributes": {**attributes, **ids}})
 
 

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.call_attributes import group_genai_dict, has_failed
 from agentlightning.adapter.calls import ProxiedCalls
+from agentlightning.semconv import COMPLETION, PROMPT
 from agentlightning.types.tracer import Span, SpanLike
 from agentlightning.utils.json_values import JsonMapping, JsonObject, parsed
 
@@ -95,7 +96,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
             children_by_parent.setdefault(span.parent_id, []).append(span)
         conversations: list[OpenAIMessages] = []
         unreadable: list[ValueError] = []
-        texts = ("gen_ai.prompt.", "gen_ai.completion.")
+        texts = (f"{PROMPT}.", f"{COMPLETION}.")
         proxied = ProxiedCalls(spans, lambda span: any(name.startswith(texts) for name in span.attributes))
         for span in spans:
             is_call = any(name.startswith("gen_ai.") for name in span.attributes)
@@ -103,8 +104,8 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 continue
             try:
                 call = RawCall(
-                    prompt=_grouped(span, "gen_ai.prompt", list),
-                    completion=_grouped(span, "gen_ai.completion", list),
+                    prompt=_grouped(span, PROMPT, list),
+                    completion=_grouped(span, COMPLETION, list),
                     request=_grouped(span, "gen_ai.request", dict),
                     response=_grouped(span, "gen_ai.response", dict),
                     tools=[],

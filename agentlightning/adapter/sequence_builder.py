@@ -12,11 +12,10 @@ changed; where they were not, the place of the first difference does.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.adapter.call_attributes import genai_sections, logprobs_of, weights_version_of
+from agentlightning.adapter.call_attributes import logprobs_of, messages_of, weights_version_of
 from agentlightning.adapter.calls import ANY_AGENT, ModelCall
 from agentlightning.adapter.sequences import Break, BreakReason, SampledCall, TokenSequence
 from agentlightning.types.tracer import Span
-from agentlightning.utils.json_values import JsonObject
 
 _DIGEST_FACTOR = 1_000_003
 _DIGEST_MASK = (1 << 61) - 1
@@ -178,14 +177,16 @@ def _break_reason(earlier: OpenSequence, call: ModelCall, position: int) -> Brea
     if position == len(prompt_ids):
         was_asked = any(sampled.start == position for sampled in earlier.calls)
         return BreakReason.RESAMPLED if was_asked else BreakReason.CONTEXT_TRUNCATED
-    messages = _messages(call.span, "prompt")
+    messages = messages_of(call.span.attributes, "prompt")
     if _occurs(earlier.token_ids[position:], prompt_ids[position + 1 :]):
         # Without texts nobody knows whose words were put in; tools are what does it.
         is_tool = not messages or any(message.get("role") == "tool" for message in messages)
         return BreakReason.TOOL_OUTPUT_INSERTED if is_tool else BreakReason.CONTEXT_EDITED
     if earlier.loss_mask[position]:
         number = next(i for i, sampled in enumerate(earlier.calls) if sampled.start <= position < sampled.end)
-        sampled_texts = [message.get("content") for message in _messages(earlier.spans[number], "completion")]
+        sampled_texts = [
+            message.get("content") for message in messages_of(earlier.spans[number].attributes, "completion")
+        ]
         texts = [message.get("content") for message in messages]
         is_kept = not sampled_texts or not texts or sampled_texts[0] in texts
         return BreakReason.RETOKENISED if is_kept else BreakReason.CONTEXT_EDITED
@@ -193,11 +194,6 @@ def _break_reason(earlier: OpenSequence, call: ModelCall, position: int) -> Brea
     if position < first.start and not _occurs(earlier.token_ids[last.start : last.end], prompt_ids):
         return BreakReason.NEW_CONVERSATION
     return BreakReason.CONTEXT_EDITED
-
-
-def _messages(span: Span, section: str) -> list[JsonObject]:
-    found = genai_sections(span.attributes).get(section, [])
-    return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
 
 
 def _shared(one: Iterable[int], other: Sequence[int]) -> int:

@@ -34,8 +34,7 @@ from agentlightning.adapter.calls import (
     call_test,
 )
 from agentlightning.adapter.matching import RewardMatchPolicy, closest_enclosing, match_in_order, movable
-from agentlightning.dialects.attributes import LOGPROBS
-from agentlightning.semconv import AGL_VIRTUAL
+from agentlightning.semconv import AGL_VIRTUAL, LOGPROBS
 from agentlightning.store.copies import field_names
 from agentlightning.types.agents import AgentMatcher, agent_name, name_test
 from agentlightning.types.core import Triplet

@@ -29,7 +29,7 @@ from agentlightning.adapter.call_attributes import (
 from agentlightning.adapter.calls import ANY_AGENT, PROXY_SPANS, TRACED_CALL_MATCH, ProxiedCalls
 from agentlightning.adapter.matching import RewardMatchPolicy
 from agentlightning.adapter.tree import LLM_CALL_MATCH, TraceTree
-from agentlightning.semconv import AGL_EVENT_KIND
+from agentlightning.semconv import AGL_EVENT_KIND, SPAN_AGENT
 from agentlightning.types.agents import AgentMatcher, agent_name
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import reward_value_of
@@ -221,7 +221,7 @@ _MARKS = {
     "pydantic_ai.": Framework.PYDANTIC_AI,
     "smolagents.": Framework.SMOLAGENTS,
     "executor.id": Framework.AGENT_FRAMEWORK,
-    "agent.name": Framework.OPENAI_AGENTS,
+    SPAN_AGENT: Framework.OPENAI_AGENTS,
 }
 """How the names of attributes begin that only one framework writes."""
 _MARK = re.compile("|".join(re.escape(mark) for mark in _MARKS))

@@ -14,7 +14,7 @@ from typing import Final
 
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.errors import ConfigurationError
-from agentlightning.llm_proxy.recorder import CALL_SPAN
+from agentlightning.semconv import CALL_SPAN, RESPONSE_IDS
 from agentlightning.types.rewards import named_rewards_of
 from agentlightning.utils.spelling import suggests_arguments
 
@@ -115,7 +115,7 @@ class Sentinel:
 def _sampled(finished: FinishedRollout) -> tuple[int, ...]:
     """The tokens that the model chose in a rollout, in the order of its calls."""
     calls = [span for span in finished.spans if span.name == CALL_SPAN]
-    ids = [span.attributes.get("response_token_ids") for span in calls]
+    ids = [span.attributes.get(RESPONSE_IDS) for span in calls]
     return tuple(one for call in ids if isinstance(call, (list, tuple)) for one in call)
 
 

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentlightning import semconv
 from agentlightning.cli.command import (
     argument,
     cli_command,
@@ -42,7 +43,6 @@ from agentlightning.litagent.command import CommandAgent, RewardSource
 from agentlightning.litagent.command_environment import secrets_of
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
-from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
 from agentlightning.logging import printable
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.attempt import AttemptRun
@@ -61,7 +61,6 @@ from agentlightning.utils.child_process import (
 )
 from agentlightning.utils.clipped_text import redacted
 
-_READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 _LONGEST_TEXT: Final = 60
 WORKER_ID: Final = "agl-run"
 DEFAULT_RETRIES: Final = 2
@@ -395,7 +394,7 @@ async def report_of(store: LightningStore, rollout: AttemptedRollout, flushed: F
     """The figures of an attempt that is over, and of whose calls the proxy has told."""
     spans = await store.query_spans(rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
     known = await store.get_rollout_by_id(rollout.rollout_id)
-    calls = [span for span in spans if span.name == CALL_SPAN]
+    calls = [span for span in spans if span.name == semconv.CALL_SPAN]
     failed = sum(span.status.status_code == "ERROR" for span in calls)
     reward = find_final_reward(spans)
     table = Table(show_header=False)
@@ -403,7 +402,7 @@ async def report_of(store: LightningStore, rollout: AttemptedRollout, flushed: F
     table.add_row("model calls", f"{len(calls)} ({failed} failed)" if failed else str(len(calls)))
     for words in _missing(flushed):
         table.add_row("not recorded", escape(words))
-    table.add_row("tokens", f"{_sum(calls, _READ)} read, {_sum(calls, _WRITTEN)} written")
+    table.add_row("tokens", f"{_sum(calls, semconv.TOKENS_READ)} read, {_sum(calls, semconv.TOKENS_WRITTEN)} written")
     table.add_row("reward", "none" if reward is None else f"{reward:g}")
     table.add_row("recorded in", escape(address))
     table.add_row("trace", f"agl run --show {rollout.rollout_id} --store {escape(shlex.quote(address))}")
@@ -443,7 +442,7 @@ async def print_trace(store: LightningStore, rollout_id: str, *, as_json: bool) 
     for span in spans:
         if as_json:
             print_json(span.model_dump(mode="json"))
-        elif span.name != RAW_SPAN:
+        elif span.name != semconv.RAW_SPAN:
             table.add_row(*(escape(printable(text)) for text in _row(span)))
     if not as_json:
         _print(table)
@@ -451,15 +450,16 @@ async def print_trace(store: LightningStore, rollout_id: str, *, as_json: bool) 
 
 def _row(span: Span) -> tuple[str, ...]:
     attributes = span.attributes
-    tokens = f"{attributes[_READ]}+{attributes.get(_WRITTEN, 0)}" if _READ in attributes else ""
-    model = str(attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model") or "")
+    read = attributes.get(semconv.TOKENS_READ)
+    tokens = "" if read is None else f"{read}+{attributes.get(semconv.TOKENS_WRITTEN, 0)}"
+    model = str(attributes.get(semconv.RESPONSE_MODEL) or attributes.get(semconv.REQUEST_MODEL) or "")
     seconds = "" if span.start_time is None or span.end_time is None else f"{span.end_time - span.start_time:.3f}"
-    name = "model call" if span.name == CALL_SPAN else span.name
+    name = "model call" if span.name == semconv.CALL_SPAN else span.name
     reward = get_reward_value(span)
     details = (
         span.status.description if span.status.status_code == "ERROR" else None,
         None if reward is None else f"reward {reward:g}",
-        attributes.get("gen_ai.completion.0.content"),
+        attributes.get(f"{semconv.COMPLETION}.0.content"),
         attributes.get("agentlightning.command.text"),
     )
     text = " ".join(str(next((detail for detail in details if detail), "")).split())

@@ -10,6 +10,15 @@ import orjson
 from opentelemetry.util.types import AttributeValue
 from pydantic import BaseModel
 
+from agentlightning.semconv import (
+    PROMPT_IDS,
+    RESPONSE_ID,
+    RESPONSE_IDS,
+    RESPONSE_MODEL,
+    TOKENS_READ,
+    TOKENS_WRITTEN,
+    VERSION_ATTRIBUTE,
+)
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 Attributes = dict[str, AttributeValue]
@@ -19,17 +28,7 @@ Thing: TypeAlias = Any
 ToolParts: TypeAlias = tuple[Thing, Thing, Thing]
 """Of a call, its id, name and arguments; of a tool, its name, description and schema."""
 
-PROMPT: Final = "gen_ai.prompt"
-COMPLETION: Final = "gen_ai.completion"
-PROMPT_IDS: Final = "prompt_token_ids"
-RESPONSE_IDS: Final = "response_token_ids"
-LOGPROBS: Final = "logprobs.content"
-REFUSAL_LOGPROBS: Final = "logprobs.refusal"
 WEIGHTS_VERSION: Final = "weights_version"
-VERSION_ATTRIBUTE: Final = "agentlightning.weights_version"
-"""Attribute of a model call: which version of the weights answered, a number or a text."""
-TOKEN_FACTS: Final = (PROMPT_IDS, RESPONSE_IDS, LOGPROBS, REFUSAL_LOGPROBS, VERSION_ATTRIBUTE)
-"""All that is recorded of the tokens of a call."""
 
 _NO_MODEL: Final = object()
 _SETTINGS = {
@@ -178,7 +177,7 @@ def response_attributes(response: Thing) -> Attributes:
     """What every response has: its id, the model that answered, its tokens and, where told, its weights' version."""
     attributes: Attributes = {}
     read = reader(response)
-    for name, known_as in (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model")):
+    for name, known_as in (("id", RESPONSE_ID), ("model", RESPONSE_MODEL)):
         value = read(name)
         if isinstance(value, str) and value:
             attributes[known_as] = value
@@ -198,9 +197,9 @@ def write_usage(attributes: Attributes, usage: Thing) -> None:
     written = _first_number(ask, "completion_tokens", "output_tokens")
     total = _first_number(ask, "total_tokens")
     if read is not None:
-        attributes["gen_ai.usage.prompt_tokens"] = read
+        attributes[TOKENS_READ] = read
     if written is not None:
-        attributes["gen_ai.usage.completion_tokens"] = written
+        attributes[TOKENS_WRITTEN] = written
     if total is not None or read is not None:
         attributes["gen_ai.usage.total_tokens"] = total if total is not None else (read or 0) + (written or 0)
     details = ask("prompt_tokens_details") or ask("input_tokens_details")

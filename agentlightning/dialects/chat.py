@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from agentlightning import semconv
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import (
     Attributes,
@@ -49,7 +50,7 @@ class ChatDialect(ChoicesDialect, TranslatedDialect):
         attributes: Attributes = {}
         fields.write_request(attributes, body, system="openai")
         for number, message in enumerate(items(body.get("messages"))):
-            _write_message(attributes, f"{fields.PROMPT}.{number}", message)
+            _write_message(attributes, f"{semconv.PROMPT}.{number}", message)
         fields.write_tools(attributes, _tools(body))
         return attributes
 
@@ -58,7 +59,7 @@ class ChatDialect(ChoicesDialect, TranslatedDialect):
         attributes = fields.response_attributes(response)
         choices = [opened(choice) for choice in items(field(response, "choices"))]
         for number, choice in enumerate(choices):
-            prefix = f"{fields.COMPLETION}.{number}"
+            prefix = f"{semconv.COMPLETION}.{number}"
             message = opened(field(choice, "message"))
             _write_message(attributes, prefix, message)
             told = reader(message)
@@ -75,11 +76,11 @@ class ChatDialect(ChoicesDialect, TranslatedDialect):
                 fields.write_logprobs(attributes, f"{prefix}.logprobs", field(field(choice, "logprobs"), "content"))
         first = choices[0] if choices else None
         prompt_ids = field(response, "prompt_token_ids") or field(first, "prompt_token_ids")
-        fields.write_token_ids(attributes, fields.PROMPT_IDS, prompt_ids)
-        fields.write_token_ids(attributes, fields.RESPONSE_IDS, fields.response_ids(response, first, 0))
+        fields.write_token_ids(attributes, semconv.PROMPT_IDS, prompt_ids)
+        fields.write_token_ids(attributes, semconv.RESPONSE_IDS, fields.response_ids(response, first, 0))
         logprobs = field(first, "logprobs")
-        fields.write_logprobs(attributes, fields.LOGPROBS, field(logprobs, "content"))
-        fields.write_logprobs(attributes, fields.REFUSAL_LOGPROBS, field(logprobs, "refusal"))
+        fields.write_logprobs(attributes, semconv.LOGPROBS, field(logprobs, "content"))
+        fields.write_logprobs(attributes, semconv.REFUSAL_LOGPROBS, field(logprobs, "refusal"))
         return attributes
 
     def assembler(self) -> "ChatAssembler":

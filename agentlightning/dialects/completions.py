@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import ClassVar, Final, NamedTuple
 
+from agentlightning import semconv
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Thing, as_json, field, items
 from agentlightning.dialects.base import Dialect
@@ -165,13 +166,13 @@ class CompletionsDialect(ChoicesDialect):
         attributes: Attributes = {}
         fields.write_request(attributes, body, system="openai")
         for number, prompt in enumerate(_prompts(body.get("prompt"))):
-            fields.write_message(attributes, f"{fields.PROMPT}.{number}", role="user", content=prompt)
+            fields.write_message(attributes, f"{semconv.PROMPT}.{number}", role="user", content=prompt)
         return attributes
 
     def response_attributes(self, response: Thing) -> Attributes:
         attributes = fields.response_attributes(response)
         for number, choice in enumerate(items(field(response, "choices"))):
-            prefix = f"{fields.COMPLETION}.{number}"
+            prefix = f"{semconv.COMPLETION}.{number}"
             fields.write_message(attributes, prefix, role="assistant", content=field(choice, "text"))
             if field(choice, "finish_reason"):
                 attributes[f"{prefix}.finish_reason"] = fields.plain_text(field(choice, "finish_reason"))
@@ -180,9 +181,9 @@ class CompletionsDialect(ChoicesDialect):
                 fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)
                 continue
             prompt_ids = field(choice, "prompt_token_ids") or field(response, "prompt_token_ids")
-            fields.write_token_ids(attributes, fields.PROMPT_IDS, prompt_ids)
-            fields.write_token_ids(attributes, fields.RESPONSE_IDS, ids)
-            fields.write_logprobs(attributes, fields.LOGPROBS, _logprobs(field(choice, "logprobs")))
+            fields.write_token_ids(attributes, semconv.PROMPT_IDS, prompt_ids)
+            fields.write_token_ids(attributes, semconv.RESPONSE_IDS, ids)
+            fields.write_logprobs(attributes, semconv.LOGPROBS, _logprobs(field(choice, "logprobs")))
         return attributes
 
     def assembler(self) -> "CompletionAssembler":

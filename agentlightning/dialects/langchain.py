@@ -6,6 +6,7 @@ Its messages, settings and results are written as those of a chat would be. Toke
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from agentlightning import semconv
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Thing, ToolParts, field, items
 from agentlightning.utils.json_values import JsonMapping
@@ -31,7 +32,7 @@ def request_attributes(asked: Sequence[Thing], params: JsonMapping, metadata: Js
     system = str(metadata.get("ls_provider") or "langchain")
     fields.write_request(attributes, {**known, **told, "model": model}, system=system)
     for number, message in enumerate(asked):
-        _write_message(attributes, f"{fields.PROMPT}.{number}", message)
+        _write_message(attributes, f"{semconv.PROMPT}.{number}", message)
     fields.write_tools(attributes, _tools(params))
     return attributes
 
@@ -76,7 +77,7 @@ def response_attributes(result: Thing) -> Attributes:
     generations = [generation for choices in items(field(result, "generations")) for generation in items(choices)]
     output = field(result, "llm_output") or {}
     for number, generation in enumerate(generations):
-        prefix = f"{fields.COMPLETION}.{number}"
+        prefix = f"{semconv.COMPLETION}.{number}"
         message = field(generation, "message")
         content = field(generation, "text") if message is None else field(message, "content")
         fields.write_message(attributes, prefix, role="assistant", content=content)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+from agentlightning import semconv
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Thing, ToolParts, field, items
 from agentlightning.dialects.base import TranslatedDialect
@@ -53,7 +54,7 @@ class MessagesDialect(TranslatedDialect):
         entries: list[_Entry] = [("system", body["system"], None, [])] if body.get("system") else []
         entries += [entry for message in items(body.get("messages")) for entry in _entries(message)]
         for number, (role, content, tool_call_id, calls) in enumerate(entries):
-            prefix = f"{fields.PROMPT}.{number}"
+            prefix = f"{semconv.PROMPT}.{number}"
             fields.write_message(attributes, prefix, role=role, content=content, tool_call_id=tool_call_id)
             fields.write_tool_calls(attributes, prefix, calls)
         tools = items(body.get("tools"))
@@ -64,7 +65,7 @@ class MessagesDialect(TranslatedDialect):
 
     def response_attributes(self, response: Thing) -> Attributes:
         attributes = fields.response_attributes(response)
-        prefix, content = f"{fields.COMPLETION}.0", field(response, "content")
+        prefix, content = f"{semconv.COMPLETION}.0", field(response, "content")
         texts = _texts(content, "text")
         fields.write_message(attributes, prefix, role="assistant", content="".join(texts) or None)
         fields.write_tool_calls(attributes, prefix, _calls(content))
@@ -73,10 +74,10 @@ class MessagesDialect(TranslatedDialect):
         thinking = _texts(content, "thinking")
         if thinking:
             attributes[f"{prefix}.reasoning"] = "".join(thinking)
-        fields.write_token_ids(attributes, fields.PROMPT_IDS, field(response, "prompt_token_ids"))
+        fields.write_token_ids(attributes, semconv.PROMPT_IDS, field(response, "prompt_token_ids"))
         ids = field(response, "response_token_ids") or field(response, "token_ids")
-        fields.write_token_ids(attributes, fields.RESPONSE_IDS, ids)
-        fields.write_logprobs(attributes, fields.LOGPROBS, field(field(response, "logprobs"), "content"))
+        fields.write_token_ids(attributes, semconv.RESPONSE_IDS, ids)
+        fields.write_logprobs(attributes, semconv.LOGPROBS, field(field(response, "logprobs"), "content"))
         return attributes
 
     def assembler(self) -> "MessageAssembler":

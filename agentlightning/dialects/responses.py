@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 import orjson
 
+from agentlightning import semconv
 from agentlightning.dialects import attributes as fields
 from agentlightning.dialects.attributes import Attributes, Thing, ToolParts, field, items
 from agentlightning.dialects.base import TranslatedDialect
@@ -47,18 +48,18 @@ class ResponsesDialect(TranslatedDialect):
         fields.write_request(attributes, body, system="openai")
         number = 0
         if body.get("instructions"):
-            fields.write_message(attributes, f"{fields.PROMPT}.0", role="system", content=body["instructions"])
+            fields.write_message(attributes, f"{semconv.PROMPT}.0", role="system", content=body["instructions"])
             number = 1
         given = body.get("input")
         for item in [{"role": "user", "content": given}] if isinstance(given, str) else items(given):
-            _write_item(attributes, f"{fields.PROMPT}.{number}", item)
+            _write_item(attributes, f"{semconv.PROMPT}.{number}", item)
             number += 1
         fields.write_tools(attributes, _tools(body))
         return attributes
 
     def response_attributes(self, response: Thing) -> Attributes:
         attributes = fields.response_attributes(response)
-        prefix = f"{fields.COMPLETION}.0"
+        prefix = f"{semconv.COMPLETION}.0"
         output = list(items(field(response, "output")))
         parts = [part for item in output if field(item, "type") == "message" for part in items(field(item, "content"))]
         texts = [field(part, "text") for part in parts if field(part, "type") == "output_text"]
@@ -72,10 +73,10 @@ class ResponsesDialect(TranslatedDialect):
         refusals = [field(part, "refusal") for part in parts if field(part, "type") == "refusal"]
         if refusals:
             attributes[f"{prefix}.refusal"] = "".join(str(refusal) for refusal in refusals)
-        fields.write_token_ids(attributes, fields.PROMPT_IDS, field(response, "prompt_token_ids"))
-        fields.write_token_ids(attributes, fields.RESPONSE_IDS, _response_ids(response))
+        fields.write_token_ids(attributes, semconv.PROMPT_IDS, field(response, "prompt_token_ids"))
+        fields.write_token_ids(attributes, semconv.RESPONSE_IDS, _response_ids(response))
         logprobs = [entry for part in parts for entry in items(field(part, "logprobs"))]
-        fields.write_logprobs(attributes, fields.LOGPROBS, logprobs)
+        fields.write_logprobs(attributes, semconv.LOGPROBS, logprobs)
         return attributes
 
     def assembler(self) -> "ResponseAssembler":

@@ -15,6 +15,7 @@ from typing import Final
 
 from agentlightning.events.spans import AgentNames
 from agentlightning.events.views import upwards
+from agentlightning.semconv import TOOL_NAME
 from agentlightning.types.rewards import reward_value_of
 from agentlightning.types.tracer import Span
 
@@ -60,7 +61,7 @@ def suggestions(spans: Sequence[Span]) -> list[Suggestion]:
         for span in spans
         if any(name in span.attributes for name, _ in _REFUSED)
     )
-    tools = ((str(span.attributes["tool.name"]), _failure(span)) for span in spans if "tool.name" in span.attributes)
+    tools = ((str(span.attributes[TOOL_NAME]), _failure(span)) for span in spans if TOOL_NAME in span.attributes)
     found = [*_shares(tasks, *_TASK_FAILS), *_shares(guarded, *_ANSWER_REFUSED), *_shares(tools, *_TOOL_FAILS)]
     weakest = weakest_agent(rewards_by_agent(spans))
     return found if weakest is None else [*found, weakest]

@@ -11,11 +11,11 @@ A prompt repeats the conversation before it; only its messages after the last on
 
 import base64
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from agentlightning.adapter.call_attributes import with_recorded_content
+from agentlightning.adapter.call_attributes import messages_of, objects_in, with_recorded_content
+from agentlightning.adapter.calls import PROXY_SPANS
 from agentlightning.emitter.object import literal_value
 from agentlightning.errors import InvalidValue
 from agentlightning.events.event import (
@@ -45,13 +45,18 @@ from agentlightning.semconv import (
     AGL_OBJECT,
     AGL_REWARD,
     AGL_VIRTUAL,
+    COMPLETION,
+    PROMPT,
+    RESPONSE_ID,
+    SPAN_AGENT,
+    TOOL_NAME,
     LightningSpanAttributes,
     RewardAttributes,
 )
 from agentlightning.types import AttributeValue, Span, TraceStatus
 from agentlightning.types.agents import agent_name
 from agentlightning.types.rewards import reward_payload_of, rewards_of
-from agentlightning.utils.json_values import MOST_DIGITS, MOST_LEVELS, parsed
+from agentlightning.utils.json_values import MOST_LEVELS, JsonObject, parsed
 
 # Attributes by which an event that was written as a span is read back as the same event.
 _ROLE: Final = "agentlightning.message.role"
@@ -64,9 +69,6 @@ _TYPE: Final = LightningSpanAttributes.OBJECT_TYPE.value
 _LITERAL: Final = LightningSpanAttributes.OBJECT_LITERAL.value
 _JSON: Final = LightningSpanAttributes.OBJECT_JSON.value
 
-_PROMPT: Final = "gen_ai.prompt"
-_COMPLETION: Final = "gen_ai.completion"
-_PROXY_SPANS = ("litellm_request", "raw_gen_ai_request")
 
 _Source = Mapping[str, Any]
 """The fields that all events of a span share."""
@@ -105,11 +107,11 @@ def events_of_spans(spans: Iterable[Span]) -> list[AgentEvent]:
     names = AgentNames()
     for span in kept:
         names.add(span)
-    traced = {_response_id(span) for span in kept if span.name not in _PROXY_SPANS} - {None}
+    traced = {_response_id(span) for span in kept if span.name not in PROXY_SPANS} - {None}
     events: list[AgentEvent] = []
     for span in kept:
         found = events_of(span, agent=names.of(span))
-        if span.name in _PROXY_SPANS and _response_id(span) in traced:
+        if span.name in PROXY_SPANS and _response_id(span) in traced:
             found = [event for event in found if not isinstance(event, MessageEvent)]
         events += found
     return events
@@ -191,22 +193,22 @@ def _work(span: Span, source: _Source) -> Iterator[AgentEvent]:
     at_start = {**source, "time": span.start_time}
     yield StartEvent(**at_start)
     attributes, agent = span.attributes, source["agent"]
-    if (tool := _text(attributes, "tool.name")) is not None:
+    if (tool := _text(attributes, TOOL_NAME)) is not None:
         arguments, call_id = _text(attributes, "tool.parameters") or "", _text(attributes, "tool.call.id")
         result = _text(attributes, "tool.result")
         yield ToolCall(text=arguments, tool=tool, call_id=call_id, result=result, sender=agent, **source)
     if _is_model_call(attributes):
-        for message in _new_messages(attributes):
+        for message in _new_messages(messages_of(attributes, "prompt")):
             role = str(message.get("role", "user"))
             yield UserMessage(text=str(message["content"]), role=role, sender=role, **at_start)
-        choices = _entries(attributes, _COMPLETION)
+        choices = messages_of(attributes, "completion")
         for choice in choices:
             if choice.get("content"):
                 role = str(choice.get("role", "assistant"))
                 yield AgentReply(text=str(choice["content"]), role=role, sender=agent, **source)
-        for call in (call for choice in choices for call in _entries(choice, "tool_calls")):
-            arguments = str(call.get("arguments", call.get("function.arguments", "")))
-            tool = str(call.get("name", call.get("function.name", "")))
+        for call in (call for choice in choices for call in objects_in(choice.get("tool_calls"))):
+            called = {**call, **call["function"]} if isinstance(call.get("function"), dict) else call
+            arguments, tool = str(called.get("arguments", "")), str(called.get("name", ""))
             yield ToolCall(text=arguments, tool=tool, call_id=_text(call, "id"), sender=agent, **source)
     if span.status.status_code == "ERROR":
         yield _error(span, source)
@@ -223,31 +225,21 @@ def _error(span: Span, source: _Source) -> ErrorEvent:
 
 
 def _is_model_call(attributes: Mapping[str, AttributeValue]) -> bool:
-    return any(name.startswith((f"{_PROMPT}.", f"{_COMPLETION}.")) for name in attributes)
+    return any(name.startswith((f"{PROMPT}.", f"{COMPLETION}.")) for name in attributes)
 
 
 def _response_id(span: Span) -> str | None:
-    return _text(span.attributes, "gen_ai.response.id") if _is_model_call(span.attributes) else None
+    return _text(span.attributes, RESPONSE_ID) if _is_model_call(span.attributes) else None
 
 
-def _new_messages(attributes: Mapping[str, AttributeValue]) -> list[dict[str, AttributeValue]]:
-    new: list[dict[str, AttributeValue]] = []
-    for message in _entries(attributes, _PROMPT):
+def _new_messages(messages: Iterable[JsonObject]) -> list[JsonObject]:
+    new: list[JsonObject] = []
+    for message in messages:
         if message.get("role") == "assistant":
             new.clear()
         elif message.get("content"):
             new.append(message)
     return new
-
-
-def _entries(attributes: Mapping[str, AttributeValue], prefix: str) -> list[dict[str, AttributeValue]]:
-    """The numbered groups below a prefix, in order, each with the rest of its names."""
-    pattern = re.compile(rf"{re.escape(prefix)}\.(\d{{1,{MOST_DIGITS}}})\.(.+)")
-    groups: dict[int, dict[str, AttributeValue]] = {}
-    for name, value in attributes.items():
-        if match := pattern.fullmatch(name):
-            groups.setdefault(int(match[1]), {})[match[2]] = value
-    return [groups[number] for number in sorted(groups)]
 
 
 def _text(attributes: Mapping[str, AttributeValue], name: str) -> str | None:
@@ -279,7 +271,7 @@ def span_of(event: AgentEvent) -> Span:
 
 def attributes_of(event: AgentEvent) -> dict[str, AttributeValue]:
     """The attributes with which a span is read as this event, also by readers that know no events."""
-    attributes: dict[str, AttributeValue | None] = {AGL_EVENT_KIND: event.kind, "agent.name": event.agent}
+    attributes: dict[str, AttributeValue | None] = {AGL_EVENT_KIND: event.kind, SPAN_AGENT: event.agent}
     if isinstance(event, RewardEvent):
         attributes["reward"] = event.value
         named = (event.rewards if isinstance(event, SequenceReward) else ()) or (NamedReward("primary", event.value),)

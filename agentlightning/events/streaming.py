@@ -5,9 +5,9 @@
             ...
 
 A follower reads every span once, in the order of its arrival in the store. A store keeps that order within a rollout,
-so the number of spans read is a position to continue from, whatever happens to the subscription. Notices only say where
-to look; after a gap, every rollout is looked at again. Batches are cut by the mode of the stream, and up to `consumers`
-of them are handled at a time; results come in the order of their batches.
+so the number of spans read is where to go on, whatever happens to the subscription. Notices only say where to look;
+after a gap, every rollout is looked at again. Batches are cut by the mode of the stream, and up to `consumers` of them
+are handled at a time; results come in the order of their batches.
 
 A step that takes a while is reported when it begins: its `StartEvent` comes then, everything else when it ends. Open
 spans are queried before the finished ones are read, so a span that is in neither was left unfinished by an attempt that
@@ -16,9 +16,9 @@ is over; it ends with an `ErrorEvent`.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, fields
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from typing_extensions import Self
@@ -47,8 +47,6 @@ class StreamOptions:
 
     rollout_ids: Collection[str] | None = None
     """Only these rollouts; the stream ends when all of them are finished. None follows every rollout, for ever."""
-    positions: Mapping[str, int] = field(default_factory=dict)
-    """How many spans of each rollout to skip, as `EventStream.positions` has them; others are read from the start."""
     batch_size: int = 100
     """Most events in a batch; only a single span with more events exceeds it."""
     batch_seconds: float = 0.5
@@ -109,21 +107,11 @@ def stream_events(
         raise ConfigurationError(f"consumers is {consumers}; a stream needs at least one.")
     options = options or StreamOptions()
     chunks = _Follower(store, options, transform or pipeline()).chunks()
-    return EventStream(_batches(chunks, mode, options), handle or _unchanged, consumers, options.positions)
+    return EventStream(_batches(chunks, mode, options), handle or _unchanged, consumers)
 
 
 async def _unchanged(batch: Batch) -> Batch:
     return batch
-
-
-async def current_positions(store: LightningStore) -> dict[str, int]:
-    """The positions of all rollouts now: a stream that gets these begins with what comes after."""
-    positions: dict[str, int] = {}
-    async for rollout in _rollouts(store, None):
-        positions[rollout.rollout_id] = 0  # also if the spans were evicted, so that a stream reports the loss
-        with suppress(SpansEvicted):
-            positions[rollout.rollout_id] = (await store.query_spans(rollout.rollout_id, limit=0)).total
-    return positions
 
 
 async def _rollouts(store: LightningStore, rollout_ids: Collection[str] | None) -> AsyncIterator[Rollout]:
@@ -134,14 +122,6 @@ async def _rollouts(store: LightningStore, rollout_ids: Collection[str] | None) 
         for rollout in page:
             yield rollout
         offset += len(page)
-
-
-@dataclass
-class _Chunk:
-    """Events that stay together, and the positions that are reached with them."""
-
-    events: Batch = ()
-    positions: dict[str, int] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------- reading
@@ -156,7 +136,8 @@ class _Follower:
         self._wanted = None if options.rollout_ids is None else frozenset(options.rollout_ids)
         self._unfinished_rollouts = set(self._wanted or ())
         """Of the wanted rollouts, those that are not known to be finished and read to their end."""
-        self._positions = dict(options.positions)
+        self._positions: dict[str, int] = {}
+        """How many spans of each rollout were read."""
         self._evicted: set[str] = set()
         self._changes: dict[str, set[str]] = {}
         """Why a rollout must be looked at again: `finished`, `changed` status, `opened` spans."""
@@ -165,7 +146,7 @@ class _Follower:
         self._names: OrderedDict[str, AgentNames] = OrderedDict()
         self._has_changed = asyncio.Event()
 
-    async def chunks(self) -> AsyncGenerator[_Chunk, None]:
+    async def chunks(self) -> AsyncGenerator[Batch, None]:
         """The events of each span; ends if rollouts were named and all of them are finished."""
         notices: Any = self._store.subscribe(["rollout", "span"])
         listening = asyncio.create_task(self._listen(notices), name="agl-event-follower")
@@ -207,7 +188,7 @@ class _Follower:
             self._changes.setdefault(rollout_id, set()).update(reasons)
             self._has_changed.set()
 
-    async def _read(self, rollout_id: str) -> AsyncGenerator[_Chunk, None]:
+    async def _read(self, rollout_id: str) -> AsyncGenerator[Batch, None]:
         """What is new in one rollout."""
         reasons = self._changes.pop(rollout_id)
         started = self._started.setdefault(rollout_id, {})
@@ -217,7 +198,7 @@ class _Follower:
             for span in open_spans:
                 if span.span_id not in started:
                     started[span.span_id] = span
-                    yield self._chunk(rollout_id, self._starts(span))
+                    yield self._batch(self._starts(span))
         page: Sequence[Span] | None = None
         while page is None or len(page) == PAGE_SIZE:
             offset = self._positions.get(rollout_id, 0)
@@ -228,7 +209,7 @@ class _Follower:
                     self._evicted.add(rollout_id)
                     message = f"Spans of rollout '{rollout_id}' were dropped before they were read."
                     lost = ErrorEvent(rollout_id=rollout_id, error_type=SpansEvicted.__name__, message=message)
-                    yield self._chunk(rollout_id, [lost])
+                    yield self._batch([lost])
                 break
             for span in page:
                 self._positions[rollout_id] = self._positions.get(rollout_id, 0) + 1
@@ -236,16 +217,16 @@ class _Follower:
                 if span.span_id in started:
                     del started[span.span_id]
                     events = [event for event in events if not isinstance(event, StartEvent)]
-                yield self._chunk(rollout_id, events)
+                yield self._batch(events)
         for span_id, begun in list(started.items()) if open_spans is not None else ():
             if begun is not None and all(span.span_id != span_id for span in open_spans or ()):
                 started[span_id] = None  # should it end after all, its beginning is not reported again
-                yield self._chunk(rollout_id, [_unfinished(start) for start in self._starts(begun)])
+                yield self._batch([_unfinished(start) for start in self._starts(begun)])
         if "finished" in reasons:
             self._unfinished_rollouts.discard(rollout_id)
 
-    def _chunk(self, rollout_id: str, events: Sequence[AgentEvent]) -> _Chunk:
-        return _Chunk(tuple(self._transform(events)), {rollout_id: self._positions.get(rollout_id, 0)})
+    def _batch(self, events: Sequence[AgentEvent]) -> Batch:
+        return tuple(self._transform(events))
 
     def _events_of(self, span: Span) -> list[AgentEvent]:
         names = self._names.setdefault(span.rollout_id, AgentNames())
@@ -271,32 +252,32 @@ def _unfinished(start: AgentEvent) -> ErrorEvent:
 
 
 async def _batches(
-    chunks: AsyncGenerator[_Chunk, None], mode: StreamMode, options: StreamOptions
-) -> AsyncGenerator[_Chunk, None]:
-    """Chunks joined into batches; each has events, but for the last one, which may have positions only."""
+    chunks: AsyncGenerator[Batch, None], mode: StreamMode, options: StreamOptions
+) -> AsyncGenerator[Batch, None]:
+    """The events of spans joined into batches, none of which is empty."""
     loop = asyncio.get_running_loop()
-    batch, deadline = _Chunk(), 0.0
-    reading: asyncio.Task[_Chunk | None] | None = None
+    batch: Batch = ()
+    deadline = 0.0
+    reading: asyncio.Task[Batch | None] | None = None
     try:
         while True:
             # A task, because a reading that has begun goes on when the batch is handed out before it is done.
             reading = reading or asyncio.create_task(_next(chunks), name="agl-event-reader")
-            await asyncio.wait([reading], timeout=max(deadline - loop.time(), 0) if batch.events else None)
-            chunk = reading.result() if reading.done() else _Chunk()
+            await asyncio.wait([reading], timeout=max(deadline - loop.time(), 0) if batch else None)
             has_waited = not reading.done()
-            reading = None if reading.done() else reading
+            chunk = () if has_waited else reading.result()
+            reading = reading if has_waited else None
+            if batch and (chunk is None or has_waited or len(batch) + len(chunk) > options.batch_size):
+                yield batch
+                batch = ()
             if chunk is None:
-                yield batch
                 return
-            if batch.events and (has_waited or len(batch.events) + len(chunk.events) > options.batch_size):
-                yield batch
-                batch = _Chunk()
-            if not batch.events:
+            if not batch:
                 deadline = loop.time() + options.batch_seconds
-            batch = _Chunk(batch.events + chunk.events, {**batch.positions, **chunk.positions})
-            if batch.events and _is_due(batch, mode, options):
+            batch += chunk
+            if batch and _is_due(batch, mode, options):
                 yield batch
-                batch = _Chunk()
+                batch = ()
     finally:
         if reading is not None:
             reading.cancel()
@@ -304,14 +285,14 @@ async def _batches(
         await chunks.aclose()
 
 
-async def _next(chunks: AsyncIterator[_Chunk]) -> _Chunk | None:
+async def _next(chunks: AsyncIterator[Batch]) -> Batch | None:
     return await anext(chunks, None)
 
 
-def _is_due(batch: _Chunk, mode: StreamMode, options: StreamOptions) -> bool:
-    if mode == "realtime" or len(batch.events) >= options.batch_size:
+def _is_due(batch: Batch, mode: StreamMode, options: StreamOptions) -> bool:
+    if mode == "realtime" or len(batch) >= options.batch_size:
         return True
-    return mode == "hybrid" and any(isinstance(event, (RewardEvent, ErrorEvent)) for event in batch.events)
+    return mode == "hybrid" and any(isinstance(event, (RewardEvent, ErrorEvent)) for event in batch)
 
 
 # ---------------------------------------------------------------------- handling
@@ -320,22 +301,12 @@ def _is_due(batch: _Chunk, mode: StreamMode, options: StreamOptions) -> bool:
 class EventStream(AsyncIterator[ResultT], Generic[ResultT]):
     """Results of a stream, in the order of its batches. A reader that is cancelled while it waits loses none."""
 
-    def __init__(
-        self,
-        batches: AsyncGenerator[_Chunk, None],
-        handle: Handler[ResultT],
-        consumers: int,
-        positions: Mapping[str, int],
-    ) -> None:
-        self.positions: dict[str, int] = dict(positions)
-        """How many spans of each rollout were handed out; pass them to `StreamOptions` to continue from here."""
+    def __init__(self, batches: AsyncGenerator[Batch, None], handle: Handler[ResultT], consumers: int) -> None:
         self._batches = batches
         self._handle = handle
         self._free = asyncio.Semaphore(consumers)
-        self._handled: deque[tuple[_Chunk, asyncio.Task[ResultT]]] = deque()
+        self._handled: deque[asyncio.Task[ResultT]] = deque()
         """Batches whose results were not handed out yet, oldest first."""
-        self._last_positions: Mapping[str, int] = {}
-        """Reached at the end of the stream, with spans that have no events."""
         self._work: asyncio.Task[None] | None = None
         self._has_changed = asyncio.Event()
         self._is_closed = False
@@ -350,33 +321,27 @@ class EventStream(AsyncIterator[ResultT], Generic[ResultT]):
         if self._work is None and not self._is_closed:
             self._work = asyncio.create_task(self._run(), name="agl-event-stream")
         while not self._is_closed:
-            if self._handled and self._handled[0][1].done():
-                return await self._hand_out()
+            if self._handled and self._handled[0].done():
+                task = self._handled.popleft()
+                self._free.release()
+                if task.exception() is not None:
+                    await self.aclose()
+                return task.result()
             if not self._handled and self._work is not None and self._work.done():
                 await self.aclose()
                 self._work.result()
-                self.positions.update(self._last_positions)
             elif self._handled:
-                await asyncio.wait([self._handled[0][1]])
+                await asyncio.wait([self._handled[0]])
             else:
                 self._has_changed.clear()
                 await self._has_changed.wait()
         raise StopAsyncIteration
 
-    async def _hand_out(self) -> ResultT:
-        batch, task = self._handled.popleft()
-        if task.exception() is not None:
-            await self.aclose()
-        else:
-            self.positions.update(batch.positions)
-            self._free.release()
-        return task.result()
-
     async def aclose(self) -> None:
         """End the stream; batches that are being handled are cancelled."""
         self._is_closed = True
         self._has_changed.set()
-        running: list[asyncio.Task[object]] = [task for _, task in self._handled]
+        running: list[asyncio.Task[object]] = [*self._handled]
         if self._work is not None:
             running.append(self._work)
         self._handled.clear()
@@ -390,11 +355,8 @@ class EventStream(AsyncIterator[ResultT], Generic[ResultT]):
             async with aclosing(self._batches):
                 async for batch in self._batches:
                     await self._free.acquire()
-                    if not batch.events:
-                        self._last_positions = batch.positions
-                        return
-                    task = asyncio.create_task(_awaited(self._handle(batch.events)), name="agl-event-handler")
-                    self._handled.append((batch, task))
+                    task = asyncio.create_task(_awaited(self._handle(batch)), name="agl-event-handler")
+                    self._handled.append(task)
                     self._has_changed.set()
         finally:
             self._has_changed.set()

@@ -2,7 +2,7 @@
 
     rewards_of_critics = pipeline(of_kind("reward"), of_agent("critic-*"))
     by_agent(rewards_of_critics(events))["critic-1"].rewards.mean
-    by_task(latest_attempts(events))["ro-1f2"].progress.open
+    by_task(events)["ro-1f2"].progress.open
 
 A filter looks at one event at a time, so it takes a whole run or a stream in pieces. `subtasks` and `handovers` read
 the spans of frameworks that divide work: CrewAI's tasks, the handoffs of the OpenAI Agents SDK, the teams and messages
@@ -27,6 +27,7 @@ from agentlightning.events.event import (
     StartEvent,
     ToolCall,
 )
+from agentlightning.semconv import AGENT_NAME
 from agentlightning.types.rewards import reward_value_of
 from agentlightning.types.tracer import Span
 from agentlightning.utils.json_values import MOST_LEVELS
@@ -194,21 +195,12 @@ def by_task(events: Iterable[AgentEvent]) -> dict[str, Activity]:
     return grouped(events, lambda event: event.rollout_id)
 
 
-def latest_attempts(events: Iterable[AgentEvent]) -> list[AgentEvent]:
-    """The events of the attempt of each rollout that appeared last."""
-    kept = list(events)
-    attempts = list(dict.fromkeys((event.rollout_id, event.attempt_id) for event in kept))
-    latest = dict(attempts)
-    return [event for event in kept if latest[event.rollout_id] == event.attempt_id]
-
-
 # ---------------------------------------------------------------------- collaboration
 
 _TASK = "crewai.task."
 _FROM_AGENT, _TO_AGENT = "handoff.from_agent", "handoff.to_agent"
 _CHAT_SENDER, _CHAT_RECIPIENT = "ag2.chat.sender", "ag2.chat.recipient"
 _MESSAGE_SENDER, _MESSAGE_RECIPIENT = "sender_agent_type", "recipient_agent_type"
-_AGENT = "gen_ai.agent.name"
 _TEAM_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """What an AutoGen team appends to the names of its members, and of its manager."""
 
@@ -304,7 +296,7 @@ def handovers(spans: Sequence[Span]) -> list[Handover]:
             speakers[span.span_id] = str(span.attributes[_CHAT_RECIPIENT])
         conversation = _conversation_of(span, by_id)
         if conversation is not None:
-            speaker = str(span.attributes[_AGENT])
+            speaker = str(span.attributes[AGENT_NAME])
             before = speakers.get(conversation, speaker)
             if before != speaker and (before, speaker) not in announced:
                 found.append(Handover(before, speaker, span.start_time))
@@ -327,7 +319,7 @@ def _explicit_handover(span: Span) -> Handover | None:
 
 def _conversation_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
     """The team or chat in which an agent takes its turn with this span; None if it does not."""
-    if _AGENT not in span.attributes:
+    if AGENT_NAME not in span.attributes:
         return None
     above = by_id.get(span.parent_id or "")
     if above is not None and (team := _TEAM_ID.search(_text(above, _MESSAGE_RECIPIENT) or "")):

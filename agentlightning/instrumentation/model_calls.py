@@ -24,20 +24,17 @@ from opentelemetry.trace import SpanKind
 from typing_extensions import Self
 
 from agentlightning.dialects import Assembler, Dialect
-from agentlightning.dialects.attributes import VERSION_ATTRIBUTE, response_attributes
+from agentlightning.dialects.attributes import response_attributes
 from agentlightning.dialects.sse import DONE, SseParser
 from agentlightning.instrumentation.patch import Step
+from agentlightning.semconv import IS_CUT, RECORDED_AS, TIME_TO_FIRST_TOKEN, VERSION_ATTRIBUTE
 from agentlightning.utils.log_failures import log_failures
 
 logger = logging.getLogger(__name__)
 
-TIME_TO_FIRST_TOKEN: Final = "gen_ai.streaming.time_to_first_token"
-"""Seconds from the request to the first part of the answer."""
 
 RECORDED_HEADER: Final = "x-agl-recorded"
 """Of an answer of the LLM proxy: the attempt for which it recorded the call, and the span that holds the content."""
-RECORDED_AS: Final = "agentlightning.proxy.recorded_as"
-"""Attribute of a call that the LLM proxy recorded: the value of the header."""
 _CONTENT_FIELDS: Final = frozenset({"messages", "input", "prompt", "system", "instructions", "tools", "functions"})
 """Of a request."""
 
@@ -173,7 +170,7 @@ class CallRecording:
             attributes[TIME_TO_FIRST_TOKEN] = self._first_token_seconds
         if is_cut:
             # The stream was left before its end.
-            attributes["agentlightning.response.is_cut"] = True
+            attributes[IS_CUT] = True
         return attributes
 
 

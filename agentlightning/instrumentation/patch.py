@@ -32,6 +32,7 @@ from typing_extensions import Self
 from agentlightning.dialects.attributes import as_json
 from agentlightning.instrumentation.imports import ImportWatch, is_installed
 from agentlightning.instrumentation.otel_internals import defer_attributes, is_suppressed, set_attributes
+from agentlightning.semconv import AGENT_NAME, TOOL_NAME
 from agentlightning.types.agents import agent_name
 from agentlightning.utils.log_failures import log_failures
 from agentlightning.utils.otel import showable, tracer_of
@@ -249,7 +250,6 @@ def _replaced(owner: object, attribute: str, wrapper: Wrapper) -> Callable[[], N
 # ---------------------------------------------------------------------- steps
 
 
-AGENT_NAME: Final = "gen_ai.agent.name"
 _AGENT_KEY: Final = otel_context.create_key("agentlightning-agent")
 
 
@@ -356,7 +356,7 @@ def tool_step(
         call_id: The id that the model gave to the call.
         name: Of the span; after the tool, if left out.
     """
-    known: dict[str, AttributeValue] = {"tool.name": tool, "tool.call.type": "function"}
+    known: dict[str, AttributeValue] = {TOOL_NAME: tool, "tool.call.type": "function"}
     if arguments is not None:
         known["tool.parameters"] = as_json(arguments)
     if call_id is not None:

@@ -16,6 +16,8 @@ from typing import Any, Final, Literal, TypeVar
 
 from opentelemetry.trace import Span
 
+from agentlightning.semconv import IS_EXCLUDED
+
 _T = TypeVar("_T")
 PLACEHOLDER_KEY: Final = "agentlightning"
 """Sent to whoever asks for no key, where one must stand."""
@@ -132,8 +134,7 @@ def excluded(router: Router, request: ModelRequest) -> dict[str, bool]:
     """What the span of a call says that has no target: whether it is excluded."""
     excludes: Router | None = getattr(router, "excludes", None)
     is_excluded = _is_excluded(request.client) or (excludes is not None and excludes(request))
-    # On the span of a call that is left alone where others go elsewhere: it is not of a model that is trained.
-    return {"agentlightning.redirect.is_excluded": True} if is_excluded else {}
+    return {IS_EXCLUDED: True} if is_excluded else {}
 
 
 def rewritten(body: Mapping[str, object], target: Target) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, TypeVar
 from agentlightning.errors import ConfigurationError, RolloutFailed
 from agentlightning.litagent.litagent import LitAgent, current_claim, current_work
 from agentlightning.litagent.redirection import redirecting, router_for
+from agentlightning.semconv import AGENT_NAME
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import LLM, Attributes, NamedResources, Rollout, RolloutRawResult, Task, TaskInput
 from agentlightning.types.resources import check_agent_name, pinned_id, resources_for, scoped_to
@@ -250,7 +251,7 @@ class AgentRouter(LitAgent[T]):
                 routed.route = route
                 await call_callback(route.agent, "on_rollout_start", *routed.arguments)
         tracer = get_active_tracer()
-        tags: Attributes = {"gen_ai.agent.name": route.name}
+        tags: Attributes = {AGENT_NAME: route.name}
         with nullcontext() if tracer is None else tracer.operation_context(f"{route.name}.agent", tags):
             chosen = method_of(route.agent, method)
             return await call_agent(chosen, task=task, resources=own, rollout=rollout, threads=threads)

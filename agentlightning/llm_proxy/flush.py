@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agentlightning.dialects import DIALECTS
-from agentlightning.instrumentation.model_calls import RECORDED_AS
 from agentlightning.instrumentation.otel_internals import attributes_of
+from agentlightning.semconv import RECORDED_AS
 from agentlightning.types import ProxyLLM, Rollout
 from agentlightning.types.tracer import SpanLike
 

@@ -25,10 +25,18 @@ from typing import Any, Final, Literal
 import orjson
 
 from agentlightning.dialects import Dialect
-from agentlightning.dialects.attributes import VERSION_ATTRIBUTE
 from agentlightning.dialects.failures import read_json
 from agentlightning.dialects.sse import SseParser
 from agentlightning.errors import PayloadTooLarge
+from agentlightning.semconv import (
+    CALL_SPAN,
+    IS_CUT,
+    PROXY,
+    RAW_SPAN,
+    SPAN_AGENT,
+    TIME_TO_FIRST_TOKEN,
+    VERSION_ATTRIBUTE,
+)
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits
 from agentlightning.types import OtelResource, Span, TraceStatus
@@ -37,9 +45,6 @@ from agentlightning.utils.log_failures import log_failures
 logger = logging.getLogger(__name__)
 
 
-CALL_SPAN: Final = "litellm_request"
-RAW_SPAN: Final = "raw_gen_ai_request"
-ATTRIBUTE_PREFIX: Final = "agentlightning.proxy"
 Outcome = Literal["open", "answered", "failed", "cancelled", "refused"]
 """`cancelled`: the caller left before the end. `refused`: no backend was called."""
 
@@ -149,11 +154,11 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[s
     if record.version is not None:
         attributes.setdefault(VERSION_ATTRIBUTE, record.version)
     if record.first_part_seconds is not None:
-        attributes["gen_ai.streaming.time_to_first_token"] = record.first_part_seconds
+        attributes[TIME_TO_FIRST_TOKEN] = record.first_part_seconds
     if record.outcome == "cancelled":
-        attributes["agentlightning.response.is_cut"] = True
+        attributes[IS_CUT] = True
     if record.origin.agent is not None:
-        attributes["agent.name"] = record.origin.agent
+        attributes[SPAN_AGENT] = record.origin.agent
     own: dict[str, Any] = {
         "dialect": record.dialect.name,
         "requested_model": record.model,
@@ -167,7 +172,7 @@ def _call_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[s
             own[name] = value
     if record.backend_dialect is not None and record.backend_dialect is not record.dialect:
         own["backend_dialect"] = record.backend_dialect.name
-    return attributes | {f"{ATTRIBUTE_PREFIX}.{name}": value for name, value in own.items()}
+    return attributes | {f"{PROXY}.{name}": value for name, value in own.items()}
 
 
 def _raw_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[str, Any]:
@@ -183,7 +188,7 @@ def _raw_attributes(record: CallRecord, answer: Mapping[str, object]) -> dict[st
         bodies["received_body"] = record.request
     # Bytes that are not UTF-8 are shown escaped: a span holds text.
     texts = {name: body.decode("utf-8", "backslashreplace") for name, body in bodies.items()}
-    return raw | {f"{ATTRIBUTE_PREFIX}.{name}": text for name, text in texts.items()}
+    return raw | {f"{PROXY}.{name}": text for name, text in texts.items()}
 
 
 def _span(record: CallRecord, name: str, span_id: str, parent_id: str | None, attributes: dict[str, Any]) -> Span:

@@ -26,7 +26,8 @@ from agentlightning.dialects.failures import Failure
 from agentlightning.dialects.sse import InvalidStream, SseParser
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.attribution import Attempts, Refused
-from agentlightning.llm_proxy.recorder import ATTRIBUTE_PREFIX, CALL_SPAN, RAW_SPAN, Origin
+from agentlightning.llm_proxy.recorder import Origin
+from agentlightning.semconv import CALL_SPAN, PROXY, RAW_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 
@@ -154,7 +155,7 @@ def _responses_in(spans: Iterable[Span]) -> _Responses:
     unreadable: list[Span] = []
     for raw in raws:
         call = calls.get(raw.parent_id or "")
-        if call is None or call.attributes.get(f"{ATTRIBUTE_PREFIX}.outcome") != "answered":
+        if call is None or call.attributes.get(f"{PROXY}.outcome") != "answered":
             continue
         try:
             digest, response = _recorded(call, raw)
@@ -177,7 +178,7 @@ def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedResponse]:
     attributes = {name: value for span in (call, raw) for name, value in span.attributes.items()}
 
     def text(name: str) -> str:
-        return str(attributes.get(f"{ATTRIBUTE_PREFIX}.{name}") or "")
+        return str(attributes.get(f"{PROXY}.{name}") or "")
 
     sent = text("request_body")
     dialect = DIALECTS.get(text("dialect"))

@@ -27,7 +27,7 @@ from pydantic import BaseModel
 
 from agentlightning.emitter import emit_reward
 from agentlightning.litagent.litagent import current_work
-from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes
+from agentlightning.semconv import AGENT_NAME, AGL_REWARD, LightningSpanAttributes, RewardAttributes
 from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.tracer import get_active_tracer
 from agentlightning.tracer.binding import current_binding
@@ -88,7 +88,7 @@ async def record_result(result: object, rollout: AttemptedRollout, store: Lightn
 def _chosen_agent() -> dict[str, str]:
     """Whose reward it is, where a router chose one of several agents: the trace of its work has ended by now."""
     work = current_work()
-    return {} if work is None or work.agent_name is None else {"gen_ai.agent.name": work.agent_name}
+    return {} if work is None or work.agent_name is None else {AGENT_NAME: work.agent_name}
 
 
 def rewards_of_result(result: object) -> dict[str, float] | None:

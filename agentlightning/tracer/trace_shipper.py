@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 
-from agentlightning.instrumentation.model_calls import RECORDED_AS, recording_of
+from agentlightning.instrumentation.model_calls import recording_of
 from agentlightning.instrumentation.otel_internals import attributes_of, events_of, settled
 from agentlightning.instrumentation.otel_internals import suppress as suppress_instrumentation
+from agentlightning.semconv import RECORDED_AS
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.spans import outline_of
 from agentlightning.store.local import local_store

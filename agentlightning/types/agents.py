@@ -21,6 +21,7 @@ from typing import Literal
 from typing_extensions import Self
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.semconv import AGENT_NAME, SPAN_AGENT
 
 __all__ = ["AgentMatcher", "AgentRule"]
 
@@ -28,7 +29,7 @@ _WRITTEN_PLAINLY = (
     "langchain.chain.type",  # LangGraph
     "executor.id",  # agent-framework
     "crewai.agent.role",  # CrewAI
-    "gen_ai.agent.name",  # OpenTelemetry's conventions for agents
+    AGENT_NAME,  # OpenTelemetry's conventions for agents
 )
 _AUTOGEN_TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """What a team appends to the names of its members where it registers them."""
@@ -121,8 +122,8 @@ def name_test(agent_match: str | AgentMatcher | None) -> Callable[[str], bool] |
 def agent_name(attributes: Mapping[str, object] | None, span_name: str = "") -> str | None:
     """The agent a span names itself; None if it names none, whatever the spans around it say."""
     given = attributes or {}
-    if "agent.name" in given:  # OpenAI Agents SDK
-        return str(given["agent.name"])
+    if SPAN_AGENT in given:  # OpenAI Agents SDK
+        return str(given[SPAN_AGENT])
     if given.get("agentops.span.kind") == "agent" and "operation.name" in given:  # AgentOps
         return str(given["operation.name"])
     if "recipient_agent_type" in given:  # AutoGen

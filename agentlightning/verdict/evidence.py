@@ -16,7 +16,7 @@ from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.trajectory import DropReason
 from agentlightning.algorithm.batches import READS_AT_ONCE
 from agentlightning.events.advice import rewards_by_agent
-from agentlightning.llm_proxy.recorder import ATTRIBUTE_PREFIX, CALL_SPAN
+from agentlightning.semconv import CALL_SPAN, PROXY
 from agentlightning.store.base import LightningStore
 from agentlightning.store.selection import failure_text, run_id_of
 from agentlightning.types import AttemptedRollout, MetricPoint, Rollout, Run, Span
@@ -225,8 +225,7 @@ async def read_rollout(store: LightningStore, rollout: AttemptedRollout | Rollou
 def _calls_of(spans: Sequence[Span]) -> dict[str, Any]:
     """The model calls of one attempt, by the names of the evidence."""
     errors = [
-        f"{span.attributes.get(f'{ATTRIBUTE_PREFIX}.http_status') or 'no answer'}: "
-        f"{span.status.description or 'no reason given'}"
+        f"{span.attributes.get(f'{PROXY}.http_status') or 'no answer'}: {span.status.description or 'no reason given'}"
         for span in spans
         if span.name == CALL_SPAN and span.status.status_code == "ERROR"
     ]

@@ -67,7 +67,6 @@ async def test_stream_of_named_rollouts_ends_with_them(store: LightningStore) ->
         got += [batch async for batch in stream]
 
     assert sorted(texts_of(*got)) == ["a", "b", "c"]
-    assert stream.positions == {first.rollout_id: 2, second.rollout_id: 1}
 
 
 def step(rollout: AttemptedRollout, span_id: str, end_time: float | None = None, **changes: Any) -> Span:
@@ -148,21 +147,6 @@ async def test_nothing_is_lost_or_doubled_while_writers_write(store: LightningSt
     for number in range(4):
         assert [t for t in texts if t.startswith(f"{number}-")] == [f"{number}-{step}" for step in range(15)]
     assert max(map(len, got)) <= 7
-
-
-async def test_stream_goes_on_where_another_stopped() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout("a")
-    await say(store, rollout, "a", "b", "c")
-    async with stream_events(store) as stream:
-        before = [await soon(stream), await soon(stream)]
-    await say(store, rollout, "d")
-    await finish(store, rollout)
-
-    later = stream_events(store, options=only(rollout.rollout_id, positions=stream.positions))
-    after = [batch async for batch in later]
-
-    assert (texts_of(*before), texts_of(*after)) == (["a", "b"], ["c", "d"])
 
 
 # ---------------------------------------------------------------------- gaps and losses
@@ -286,7 +270,6 @@ async def test_failure_of_a_handler_ends_the_stream_at_its_place() -> None:
         await soon(stream)
 
     assert [result async for result in stream] == []
-    assert stream.positions == {rollout.rollout_id: 1}
 
 
 async def test_failure_of_the_store_is_raised() -> None:

@@ -13,7 +13,6 @@ from agentlightning.events import (
     ToolCall,
     by_agent,
     by_task,
-    latest_attempts,
 )
 
 RUN: list[AgentEvent] = [
@@ -55,12 +54,3 @@ def test_call_and_its_work_are_one_tool_call() -> None:
     anonymous: list[AgentEvent] = [ToolCall(tool="g"), ToolCall(tool="g")]
     view = by_agent([*calls, *anonymous])[None]
     assert [(call.tool, call.result) for call in view.tool_calls] == [("f", "4"), ("g", None), ("g", None)]
-
-
-def test_only_the_latest_attempts_remain() -> None:
-    def start(rollout_id: str, attempt_id: str) -> AgentEvent:
-        return StartEvent(rollout_id=rollout_id, attempt_id=attempt_id)
-
-    kept = latest_attempts([start("a", "1"), start("a", "2"), start("b", "1"), start("a", "1"), start("a", "2")])
-
-    assert [(event.rollout_id, event.attempt_id) for event in kept] == [("a", "2"), ("b", "1"), ("a", "2")]

@@ -9,7 +9,7 @@ import anthropic
 import openai
 
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
+from agentlightning.semconv import CALL_SPAN, RAW_SPAN
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, Span

@@ -16,9 +16,10 @@ from agentlightning.algorithm.grpo.samples import batch_of
 from agentlightning.algorithm.grpo.settings import SampleSettings
 from agentlightning.events import AgentReply, UserMessage, events_of_spans
 from agentlightning.instrumentation import model_calls
-from agentlightning.instrumentation.model_calls import RECORDED_AS, recording_of
+from agentlightning.instrumentation.model_calls import recording_of
 from agentlightning.instrumentation.patch import Step
 from agentlightning.llm_proxy import LLMProxy
+from agentlightning.semconv import RECORDED_AS
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import Rollout, Span

@@ -31,7 +31,7 @@ from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.samples import first_return
 from agentlightning.algorithm.grpo.tasks import Curriculum
 from agentlightning.errors import TrainingError
-from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
+from agentlightning.semconv import CALL_SPAN, PROXY, RAW_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 from agentlightning.types.rewards import named_rewards_of
@@ -139,7 +139,7 @@ def _source_of(span: Span) -> str:
     """The kind of a call and who answered it, as the proxy recorded it or else as the agent's tracer did."""
     attributes = span.attributes
     if span.name == CALL_SPAN:
-        dialect, backend = (attributes.get(f"agentlightning.proxy.{name}") for name in ("dialect", "backend"))
+        dialect, backend = (attributes.get(f"{PROXY}.{name}") for name in ("dialect", "backend"))
         return f"in the {dialect} dialect by backend '{backend}'"
     return f"'{span.name}' by '{attributes.get('server.address', 'an unknown server')}'"
 

@@ -26,12 +26,11 @@ from typing import Literal
 from agentlightning.adapter.call_attributes import response_id_of
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy.budgets import Prices
+from agentlightning.semconv import REQUEST_MODEL, RESPONSE_MODEL, TOKENS_READ, TOKENS_WRITTEN
 from agentlightning.utils.json_values import JsonMapping, token_count
 from agentlightning.utils.spelling import suggests_arguments
 
 logger = logging.getLogger(__name__)
-
-_READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 
 
 class BudgetSpent(TrainingError):
@@ -215,17 +214,13 @@ class Ledger:
         """
         cost_of_call: dict[object, Fraction | None] = {}
         for number, attributes in enumerate(trace):
-            names = [
-                str(attributes[name])
-                for name in ("gen_ai.response.model", "gen_ai.request.model")
-                if name in attributes
-            ]
-            if not names and _WRITTEN not in attributes:
+            names = [str(attributes[name]) for name in (RESPONSE_MODEL, REQUEST_MODEL) if name in attributes]
+            if not names and TOKENS_WRITTEN not in attributes:
                 continue
             call = response_id_of(attributes) or number
             if cost_of_call.get(call) is None:
                 model = next((name for name in names if name in self.budget.prices), None)
-                cost_of_call[call] = self._price(model, attributes.get(_READ), attributes.get(_WRITTEN))
+                cost_of_call[call] = self._price(model, attributes.get(TOKENS_READ), attributes.get(TOKENS_WRITTEN))
         known = sum((cost for cost in cost_of_call.values() if cost is not None), Fraction(0))
         return max(known, self._most_of_a_rollout) if None in cost_of_call.values() else known
 

@@ -21,8 +21,8 @@ from agentlightning.adapter.sequence_builder import SequenceBuilder
 from agentlightning.adapter.sequences import BreakReason, DropReason, TokenSequence, Trajectory
 from agentlightning.algorithm.comparison import FailedReward, check_failed_reward
 from agentlightning.algorithm.verl.launch import Configuration
-from agentlightning.dialects.attributes import LOGPROBS, PROMPT_IDS, RESPONSE_IDS
 from agentlightning.errors import ConfigurationError
+from agentlightning.semconv import LOGPROBS, PROMPT_IDS, RESPONSE_IDS
 from agentlightning.types import Span, Triplet
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.private_files import append_to

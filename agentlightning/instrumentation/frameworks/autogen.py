@@ -32,7 +32,6 @@ from opentelemetry.trace import Span, StatusCode
 from typing_extensions import Self
 
 from agentlightning.instrumentation.patch import (
-    AGENT_NAME,
     Original,
     Patch,
     Step,
@@ -44,6 +43,7 @@ from agentlightning.instrumentation.patch import (
     set_tool_result,
     tool_step,
 )
+from agentlightning.semconv import AGENT_NAME, TOOL_NAME
 
 _AUTOGEN: Final = "AutoGen"
 _Stream = AsyncGenerator[Any, None]
@@ -259,7 +259,7 @@ class _ToolCall:
         self._span = native.__enter__()
         self._native = native
         with guarded(_AUTOGEN):
-            self._span.set_attributes({"tool.name": self._tool, "tool.call.type": "function"})
+            self._span.set_attributes({TOOL_NAME: self._tool, "tool.call.type": "function"})
             self._span.set_attribute("tool.parameters", as_json(self._arguments))
             if self._call_id is not None:
                 self._span.set_attribute("tool.call.id", self._call_id)

@@ -29,7 +29,7 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import Self
 
 from agentlightning.dialects import langchain as dialect
-from agentlightning.instrumentation.model_calls import TIME_TO_FIRST_TOKEN, WATCHES, CallWatch
+from agentlightning.instrumentation.model_calls import WATCHES, CallWatch
 from agentlightning.instrumentation.patch import (
     Original,
     Patch,
@@ -40,6 +40,7 @@ from agentlightning.instrumentation.patch import (
     is_suppressed,
     tool_step,
 )
+from agentlightning.semconv import TIME_TO_FIRST_TOKEN
 
 _LANGCHAIN: Final = "LangChain"
 _AGENT: Final = "langchain.chain.type"

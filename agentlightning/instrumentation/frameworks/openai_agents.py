@@ -23,6 +23,7 @@ from agentlightning.instrumentation.patch import (
     tool_step,
     without_none,
 )
+from agentlightning.semconv import SPAN_AGENT
 
 _STEP: Final = "agentlightning_step"
 """Under which name a span of the SDK keeps its step."""
@@ -96,7 +97,7 @@ def _prepare_tool(current_span: Callable[[], Any]) -> Callable[..., None]:
 def _opened(kind: str, data: Any) -> Step | None:
     """The step of a kind of span; other kinds get none: model calls are seen in the model's SDK."""
     if kind == "agent":
-        return agent_step(data.name, key="agent.name")
+        return agent_step(data.name, key=SPAN_AGENT)
     if kind == "function":
         return tool_step(data.name)
     if kind == "handoff":

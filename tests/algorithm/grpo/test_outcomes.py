@@ -8,7 +8,7 @@ from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.grpo.progress import check_token_ids, spans_of_model, with_trajectories
 from agentlightning.errors import TrainingError
-from agentlightning.llm_proxy.recorder import CALL_SPAN, RAW_SPAN
+from agentlightning.semconv import CALL_SPAN, RAW_SPAN
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Rollout, Span
 from tests.adapter.spans import CHAT, span

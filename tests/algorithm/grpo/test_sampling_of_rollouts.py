@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="GRPO needs torch")
 
 import agentlightning as agl  # after the check for torch
-from agentlightning.llm_proxy.recorder import CALL_SPAN
+from agentlightning.semconv import CALL_SPAN
 from tests.algorithm.grpo.training import Asking, ask, every_second, grpo, trainer
 
 pytestmark = pytest.mark.usefixtures("engine")

@@ -10,15 +10,7 @@ import orjson
 from opentelemetry.util.types import AttributeValue
 from pydantic import BaseModel
 
-from agentlightning.semconv import (
-    PROMPT_IDS,
-    RESPONSE_ID,
-    RESPONSE_IDS,
-    RESPONSE_MODEL,
-    TOKENS_READ,
-    TOKENS_WRITTEN,
-    VERSION_ATTRIBUTE,
-)
+from agentlightning import semconv
 from agentlightning.utils.json_values import JsonMapping, JsonObject
 
 Attributes = dict[str, AttributeValue]
@@ -177,13 +169,13 @@ def response_attributes(response: Thing) -> Attributes:
     """What every response has: its id, the model that answered, its tokens and, where told, its weights' version."""
     attributes: Attributes = {}
     read = reader(response)
-    for name, known_as in (("id", RESPONSE_ID), ("model", RESPONSE_MODEL)):
+    for name, known_as in (("id", semconv.RESPONSE_ID), ("model", semconv.RESPONSE_MODEL)):
         value = read(name)
         if isinstance(value, str) and value:
             attributes[known_as] = value
     version = read(WEIGHTS_VERSION)
     if isinstance(version, (str, int)):
-        attributes[VERSION_ATTRIBUTE] = version
+        attributes[semconv.VERSION_ATTRIBUTE] = version
     write_usage(attributes, read("usage"))
     return attributes
 
@@ -197,9 +189,9 @@ def write_usage(attributes: Attributes, usage: Thing) -> None:
     written = _first_number(ask, "completion_tokens", "output_tokens")
     total = _first_number(ask, "total_tokens")
     if read is not None:
-        attributes[TOKENS_READ] = read
+        attributes[semconv.TOKENS_READ] = read
     if written is not None:
-        attributes[TOKENS_WRITTEN] = written
+        attributes[semconv.TOKENS_WRITTEN] = written
     if total is not None or read is not None:
         attributes["gen_ai.usage.total_tokens"] = total if total is not None else (read or 0) + (written or 0)
     details = ask("prompt_tokens_details") or ask("input_tokens_details")
@@ -235,7 +227,7 @@ def response_ids(response: Thing, choice: Thing, number: int) -> Thing:
 
 def keep_known(known: JsonObject, event: JsonMapping) -> None:
     """What one chunk of a stream says of the whole answer."""
-    for name in ("id", "model", "usage", PROMPT_IDS, RESPONSE_IDS, WEIGHTS_VERSION):
+    for name in ("id", "model", "usage", semconv.PROMPT_IDS, semconv.RESPONSE_IDS, WEIGHTS_VERSION):
         if event.get(name) is not None:
             known[name] = event[name]
 

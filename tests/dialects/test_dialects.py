@@ -3,7 +3,7 @@
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -29,7 +29,7 @@ from agentlightning.dialects import (
     messages,
     responses,
 )
-from agentlightning.instrumentation.model_calls import ModelCall, read_along, read_whole
+from agentlightning.instrumentation.model_calls import CallRecording, read_along
 from agentlightning.instrumentation.patch import as_json
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation.sdk_calls import HTTP
@@ -229,13 +229,13 @@ class Recorded:
         self.tracer = OtelTracer(instrument=False)
         self.dialect = dialect
 
-    def of(self, pieces: list[bytes], read: Callable[[ModelCall, Any], None]) -> dict[str, Any]:
+    def of(self, pieces: list[bytes], *, is_read: bool = False) -> dict[str, Any]:
         with self.tracer.lifespan(), self.tracer._trace_context_sync() as recorder:
             response = HTTP.Response(200, headers={"content-type": "text/event-stream"}, content=iter(pieces))
-            call = ModelCall(self.dialect, {"model": "m"})
-            if read is read_whole:
+            call = CallRecording(self.dialect, {"model": "m"})
+            if is_read:
                 response.read()
-            read(call, response)
+            read_along(call, response)
             assert b"".join(response.iter_bytes()) == b"".join(pieces)
             response.close()
             attributes = dict(recorder.spans()[0].attributes or {})
@@ -270,10 +270,10 @@ def test_where_a_stream_is_cut_into_pieces_does_not_matter(
     stream = b"".join(written).replace(b"data: ", space).replace(b"\n", line_end)
     recorded = Recorded(spoken.ours)
 
-    in_pieces = recorded.of(cut_at(stream, places), read_along)
+    in_pieces = recorded.of(cut_at(stream, places))
 
-    assert in_pieces == recorded.of([b"".join(events)], read_along)
-    assert in_pieces == recorded.of([b"".join(events)], read_whole)
+    assert in_pieces == recorded.of([b"".join(events)])
+    assert in_pieces == recorded.of([b"".join(events)], is_read=True)
     assert "agentlightning.response.is_cut" not in in_pieces
 
 
@@ -297,7 +297,7 @@ ODD_STREAMS = {
 
 @pytest.mark.parametrize("stream", ODD_STREAMS.values(), ids=ODD_STREAMS)
 def test_an_odd_stream_is_read(stream: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    attributes = Recorded(chat.DIALECT).of([stream], read_along)
+    attributes = Recorded(chat.DIALECT).of([stream])
 
     assert attributes["gen_ai.completion.0.content"] == "Yes"
     assert "agentlightning.response.is_cut" not in attributes
@@ -311,7 +311,7 @@ BROKEN_EVENTS = (b"data: {broken\n\n", b'data: {"choices": [5]}\n\n', b'data: {"
 def test_a_broken_event_does_not_take_others_with_it(broken: bytes, caplog: pytest.LogCaptureFixture) -> None:
     good = [b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % text for text in (b"Ye", b"s")]
 
-    attributes = Recorded(chat.DIALECT).of([good[0] + broken + good[1] + b"data: [DONE]\n\n"], read_along)
+    attributes = Recorded(chat.DIALECT).of([good[0] + broken + good[1] + b"data: [DONE]\n\n"])
 
     assert attributes["gen_ai.completion.0.content"] == "Yes"
     assert "agentlightning.response.is_cut" not in attributes

@@ -150,7 +150,7 @@ test-ray: .venv-ray/.ready ## Run trainings on a Ray cluster of two nodes in thi
 	touch $@
 
 test-verl: .venv-verl/.ready ## Train with verl's own trainer on the CPU, its workers faked (about two minutes)
-	.venv-verl/bin/python -m pytest tests/algorithm/verl $(ARGS)
+	.venv-verl/bin/python -m pytest tests/algorithm/verl tests/trainer/test_datasets.py $(ARGS)
 
 # Other versions of Python, with all that needs no torch: its build for the CPU is there for one version alone.
 PYTHON_TESTS := types contract first_contact runner trainer execution litagent tracer emitter events adapter legacy

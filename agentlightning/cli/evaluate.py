@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import tempfile
@@ -38,6 +37,7 @@ from agentlightning.engine.embedded import check_model
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.datasets import read_tasks
 from agentlightning.types import NamedResources, PromptTemplate, RolloutConfig
 
 MOST_ERRORS: Final = 3
@@ -72,7 +72,13 @@ The key of an endpoint is taken from OPENAI_API_KEY.
             "target", metavar="MODEL_OR_ENDPOINT", help="tiny, smollm2, a folder with a model or checkpoints, or a URL"
         ),
         argument("--agent", required=True, metavar="MODULE:AGENT", help="a function, or a LitAgent"),
-        argument("--data", required=True, type=named_path, metavar="FILE", help="tasks, one in JSON on each line"),
+        argument(
+            "--data",
+            required=True,
+            type=named_path,
+            metavar="FILE",
+            help="tasks, one in JSON on each line; or .json, .csv, .parquet",
+        ),
         argument("--n", type=positive_number, metavar="N", help="the first so many tasks; all by default"),
         argument("--model", metavar="NAME", help="name of the model at the endpoint"),
         argument("--temperature", type=amount, default=0.0, help="temperature of every call"),
@@ -103,7 +109,8 @@ The key of an endpoint is taken from OPENAI_API_KEY.
 def main(arguments: argparse.Namespace) -> None:
     if not is_remote(arguments.target) and not is_checkpoints(Path(arguments.target)):
         check_model(arguments.target)
-    tasks = _tasks(arguments.data)[: arguments.n]
+    data = read_tasks(arguments.data)
+    tasks = [data[number] for number in range(min(len(data), arguments.n or len(data)))]
     agent = loaded_agent(arguments.agent)
     resources: NamedResources = {}
     if arguments.prompt is not None:
@@ -192,20 +199,6 @@ def _text_of(path: Path, what: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The {what} '{path}' cannot be read: {error}") from error
-
-
-def _tasks(path: Path) -> list[object]:
-    """The lines of a file, empty ones left out."""
-    tasks: list[object] = []
-    for number, line in enumerate(_text_of(path, "data").splitlines(), 1):
-        if line.strip():
-            try:
-                tasks.append(json.loads(line))
-            except ValueError as error:
-                raise ConfigurationError(f"Line {number} of '{path}' is not JSON: {error}") from error
-    if not tasks:
-        raise ConfigurationError(f"There are no tasks in '{path}'; write one in JSON on each line.")
-    return tasks
 
 
 # ---------------------------------------------------------------------- reporting

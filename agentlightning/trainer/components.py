@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -227,22 +227,3 @@ def combined(routes: Sequence[Route]) -> LitAgent[Any]:
         return first.agent
     default = next((route.name for route in routes if route.matches is None), None)
     return AgentRouter(routes, default=default, by_name=len(routes) > 1)
-
-
-def check_dataset(label: str, dataset: Any) -> None:
-    """ConfigurationError, with the way out, for what does not give tasks by number."""
-    if isinstance(dataset, (str, bytes)):
-        raise ConfigurationError(f"{label} is the text {dataset!r:.80}; read the tasks into a list first.")
-    # A data frame, of polars or of pandas, has a length too, but its numbers are names of columns.
-    for method, call in (("to_dicts", "to_dicts()"), ("to_dict", 'to_dict("records")')):
-        if hasattr(dataset, "columns") and hasattr(dataset, method):
-            raise ConfigurationError(f"{label} is a {type(dataset).__name__}; give its rows as a list: {label}.{call}.")
-    is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
-    if dataset is not None and not is_indexed:
-        hint = "make a list of it: list(...)" if isinstance(dataset, Iterable) else "give a list of tasks"
-        if isinstance(dataset, Mapping):
-            hint = "give one of its values, such as a split, or a list of tasks"
-        raise ConfigurationError(
-            f"{label} must have a length and give its tasks by number, as a list does, but is of type "
-            f"{type(dataset).__name__}; {hint}."
-        )

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agentlightning.algorithm import Algorithm, Baseline
@@ -26,7 +27,6 @@ from agentlightning.trainer.components import (
     build_runner,
     build_store,
     build_strategy,
-    check_dataset,
     check_reads_adapter,
     checked_agent,
     checked_route,
@@ -36,6 +36,7 @@ from agentlightning.trainer.components import (
     store_address,
 )
 from agentlightning.trainer.control import TrainingControl, stopped_by_signals
+from agentlightning.trainer.datasets import as_dataset
 from agentlightning.trainer.init_utils import build_component
 from agentlightning.trainer.outcomes import DevRun, dev_algorithm
 from agentlightning.trainer.roles import AlgorithmRole, RunnerRole
@@ -182,15 +183,18 @@ class Trainer(TrainingControl):
     def fit(
         self,
         agent: LitAgent[Any] | None = None,
-        train_dataset: Dataset[Any] | str | None = None,
-        val_dataset: Dataset[Any] | None = None,
+        train_dataset: Dataset[Any] | str | Path | None = None,
+        val_dataset: Dataset[Any] | str | Path | None = None,
     ) -> None:
         """Train an agent; returns when the algorithm is done.
 
         Args:
-            train_dataset: Tasks by number; a plain list will do. A URL is one of a legacy server, and deprecated.
+            train_dataset: Tasks by number; a plain list will do, and so will a data frame, or the path of a .jsonl,
+                .json, .csv or .parquet file. A text that begins with http is the URL of a legacy server, and
+                deprecated.
+            val_dataset: Likewise.
         """
-        if isinstance(train_dataset, str) and (self.algorithm is None or "://" in train_dataset):
+        if isinstance(train_dataset, str) and train_dataset.startswith("http"):
             logger.warning("A URL as data set is of the legacy protocol; fit_v0 takes over.")
             self.fit_v0(agent if agent is not None else self._agent_for(None), train_dataset, val_data=val_dataset)
             return
@@ -207,8 +211,8 @@ class Trainer(TrainingControl):
     def dev(
         self,
         agent: LitAgent[Any] | None = None,
-        train_dataset: Dataset[Any] | None = None,
-        val_dataset: Dataset[Any] | None = None,
+        train_dataset: Dataset[Any] | str | Path | None = None,
+        val_dataset: Dataset[Any] | str | Path | None = None,
     ) -> None:
         """Try an agent: send every task once, learn nothing, and print what came back.
 
@@ -286,10 +290,9 @@ class Trainer(TrainingControl):
         dev: DevRun | None = None,
     ) -> TrainingError | None:
         """Train, or try the agent; returns what is to be raised if every rollout failed."""
-        for label, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
-            check_dataset(label, dataset)
-        lifecycle_of(self).step("init")
         self._last_fit = (agent, train_dataset, val_dataset)
+        train_dataset, val_dataset = as_dataset("train_dataset", train_dataset), as_dataset("val_dataset", val_dataset)
+        lifecycle_of(self).step("init")
         agent.set_trainer(self)
         strategy = self.strategy if dev is None else dev.strategy
         context = start_context(getattr(strategy, "start_method", None))

@@ -299,7 +299,7 @@ CASES: list[tuple[list[str], str]] = [
     ([*PROXY, "--store", "{other}"], "is no store server"),
     ([*PROXY, "--config", "binary"], "'binary' cannot be read"),
     ([*EVAL, "--data", "nope"], "The data 'nope' cannot be read"),
-    ([*EVAL, "--data", "binary"], "The data 'binary' cannot be read"),
+    ([*EVAL, "--data", "binary"], "Line 1 of 'binary' is not JSON"),
     ([*EVAL, "--data", ""], "the path is empty"),
     ([*EVAL, "--data", "empty"], "There are no tasks in 'empty'"),
     ([*EVAL, "--data", "torn.jsonl"], "Line 2 of 'torn.jsonl' is not JSON"),

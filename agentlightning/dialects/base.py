@@ -63,6 +63,8 @@ class Dialect(ABC):
     is_below_deployment: ClassVar[bool] = True
     """Whether its address at Azure names the deployment."""
 
+    content_fields: ClassVar[frozenset[str]]
+    """Fields of a request that hold what the model reads."""
     limit_fields: ClassVar[tuple[str, ...]] = ()
     """Names of the limit of tokens written, the newest first; none where nothing is written."""
     renamed_parameters: ClassVar[Mapping[str, str]] = {}

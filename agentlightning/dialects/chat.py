@@ -41,6 +41,7 @@ class ChatDialect(ChoicesDialect, TranslatedDialect):
     name = "chat"
     path = "/chat/completions"
     span_name = "openai.chat.completion"
+    content_fields = frozenset({"messages", "tools", "functions"})
     limit_fields = ("max_completion_tokens", "max_tokens")
     logprobs_wanted = True
     answer_names = ("chatcmpl", "chat.completion", "chat.completion.chunk")

@@ -157,6 +157,7 @@ class CompletionsDialect(ChoicesDialect):
     name = "completions"
     path = "/completions"
     span_name = "openai.completion"
+    content_fields = frozenset({"prompt"})
     limit_fields = ("max_tokens",)
     logprobs_wanted = 1
     answer_names = ("cmpl", "text_completion", "text_completion")
@@ -264,6 +265,7 @@ class EmbeddingsDialect(Dialect):
     name = "embeddings"
     path = "/embeddings"
     span_name = "openai.embeddings"
+    content_fields = frozenset({"input"})
 
     def request_attributes(self, body: JsonMapping) -> Attributes:
         attributes: Attributes = {}

@@ -44,6 +44,7 @@ class MessagesDialect(TranslatedDialect):
     count_path = COUNT_PATH
     client_header = b"anthropic-version"
     passed_headers = (b"anthropic-version", b"anthropic-beta")
+    content_fields = frozenset({"system", "messages", "tools"})
     limit_fields = ("max_tokens",)
     renamed_parameters: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
     last_events = frozenset({"message_stop"})

@@ -36,6 +36,7 @@ class ResponsesDialect(TranslatedDialect):
     path = "/responses"
     span_name = "openai.responses"
     is_below_deployment = False
+    content_fields = frozenset({"instructions", "input", "tools"})
     limit_fields = ("max_output_tokens",)
     renamed_parameters: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("max_tokens", "max_completion_tokens"), "max_output_tokens"

@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 RECORDED_HEADER: Final = "x-agl-recorded"
 """Of an answer of the LLM proxy: the attempt for which it recorded the call, and the span that holds the content."""
-_CONTENT_FIELDS: Final = frozenset({"messages", "input", "prompt", "system", "instructions", "tools", "functions"})
-"""Of a request."""
-
 WATCHES: ContextVar[tuple["CallWatch", ...]] = ContextVar("agentlightning_call_watches", default=())
 """Those that are open here, the innermost last."""
 
@@ -110,7 +107,7 @@ class CallRecording:
     def _read_request(self) -> None:
         request, self._request = self._request, {}
         if self._recorded is not None:
-            request = {name: value for name, value in request.items() if name not in _CONTENT_FIELDS}
+            request = {name: value for name, value in request.items() if name not in self.dialect.content_fields}
         # A request of a shape we do not know is still a call.
         with log_failures(logger, "A request to a model could not be read; its span says nothing of it."):
             self._known.update(self.dialect.request_attributes(request) if request else {})

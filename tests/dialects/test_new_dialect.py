@@ -46,6 +46,7 @@ class LineDialect(TranslatedDialect):
     name = "line"
     path = "/line"
     span_name = "line.call"
+    content_fields = frozenset({"line"})
     limit_fields = ("longest",)
 
     def request_attributes(self, body: JsonMapping) -> Attributes:

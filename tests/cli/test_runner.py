@@ -174,6 +174,8 @@ async def test_what_does_not_finish_in_the_time_that_is_left_is_given_back(join:
             (rollout_id,) = await enqueue(store, {"n": 1, "seconds": 500.0}, config=config)
             runner = join("--store", server.url, "--grace", "0.5", "--n-runners", "2", "user_agents:agent")
             await until((folder / "begun").exists)
+            while len(await store.query_workers()) < 2:  # until then the command may still start the second process
+                await asyncio.sleep(0.05)
             runner.interrupt()
             code, printed = await asyncio.to_thread(runner.end)
             rollout = await store.get_rollout_by_id(rollout_id)

@@ -25,7 +25,7 @@ from agentlightning.instrumentation.otel_internals import suppress as suppress_i
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Span
-from agentlightning.utils.retries import RetryPolicy, doubling, retry
+from agentlightning.utils.retries import RetryPolicy, retry
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def _is_refusal(error: Exception) -> bool:
 
 _POLICY: Final = RetryPolicy(
     is_passing=lambda error: not _is_refusal(error),
-    delays=doubling(0.05, 2.0),
+    delays=(0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0),
     # Stores of others raise what their networks raise when they cannot be reached.
     is_outage=lambda error: isinstance(error, (StoreUnavailable, OSError, asyncio.TimeoutError)),
 )

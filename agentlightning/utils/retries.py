@@ -7,7 +7,6 @@ be harmless if it arrived the first time; that is the caller's business.
 import asyncio
 import contextlib
 import email.utils
-import logging
 import math
 import random
 import time
@@ -15,8 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TypeVar
-
-logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -84,15 +81,8 @@ async def retry(
             delay = policy.delay(error, failures, now - first)
             if delay is None or not (recovers is None or await recovers(first + policy.outage_seconds - now)):
                 raise
-            logger.debug("Calling again in %.1f s after: %r", delay, error)
         if delay > 0:
             await sleep(delay)
-
-
-def doubling(first_seconds: float, longest_seconds: float) -> tuple[float, ...]:
-    """Delays of which each is twice the one before it, up to the longest."""
-    count = math.ceil(math.log2(longest_seconds / first_seconds))
-    return (*(first_seconds * 2**number for number in range(count)), longest_seconds)
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentlightning.utils import retries
-from agentlightning.utils.retries import RetryPolicy, doubling, retry, retry_after_seconds
+from agentlightning.utils.retries import RetryPolicy, retry, retry_after_seconds
 
 PATIENCE = 60.0
 WAITED = 0.1
@@ -161,11 +161,6 @@ async def test_cancelled_call_is_not_made_again(world: World) -> None:
     with pytest.raises(asyncio.CancelledError):
         await retry(cancelled, POLICY)
     assert world.calls == 1
-
-
-def test_doubling_ends_at_the_longest() -> None:
-    assert doubling(0.5, 8.0) == (0.5, 1.0, 2.0, 4.0, 8.0)
-    assert doubling(0.5, 3.0) == (0.5, 1.0, 2.0, 3.0)
 
 
 def test_retry_after_is_seconds_milliseconds_or_a_date() -> None:

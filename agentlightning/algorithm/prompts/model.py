@@ -17,7 +17,7 @@ from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.installation import install_command
 from agentlightning.utils.json_values import JsonObject
 from agentlightning.utils.network_errors import unanswered_address
-from agentlightning.utils.retries import RetryPolicy, doubling, retry, retry_after_seconds
+from agentlightning.utils.retries import RetryPolicy, retry, retry_after_seconds
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -180,5 +180,8 @@ def _requested_seconds(error: Exception) -> float | None:
 
 
 _POLICY: Final = RetryPolicy(
-    is_passing=_is_passing, delays=doubling(0.5, 60.0), tries=TRIES, requested_seconds=_requested_seconds, jitter=0.25
+    is_passing=_is_passing,
+    delays=[0.5 * 2**number for number in range(TRIES - 1)],
+    requested_seconds=_requested_seconds,
+    jitter=0.25,
 )

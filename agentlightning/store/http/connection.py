@@ -25,7 +25,6 @@ from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, as
 from agentlightning.store.http.failures import (
     ConnectionLost,
     FailureReply,
-    Garbled,
     exception_of,
     is_outage,
     is_passing,
@@ -140,6 +139,7 @@ class ClientConnection:
         return self._is_plain or (self._channel is not None and self._channel.is_open)
 
     async def _open(self) -> LiveChannel | None:
+        self._check_open()
         url = self.address.url
         try:
             return await LiveChannel.open(
@@ -219,7 +219,11 @@ class ClientConnection:
                 is_large = len(body) > THREAD_FROM_BYTES
                 body = await asyncio.to_thread(compressed, body) if is_large else compressed(body)
                 headers["Content-Encoding"] = "gzip"
-        query = [(name, _as_text(value)) for name, value in arguments.items() if value is not None]
+        query = [
+            (name, str(value).lower() if isinstance(value, bool) else str(value))
+            for name, value in arguments.items()
+            if value is not None
+        ]
         parsed = await self.send(route.verb, path, query, timeout=timeout, data=body, headers=headers)
         return codec.decode_brief(result_of(codec.op.name, parsed), given)
 
@@ -243,7 +247,7 @@ class ClientConnection:
         try:
             return parse_json(body)
         except InvalidValue as error:
-            raise Garbled(str(error)) from error
+            raise ConnectionLost(str(error)) from error
 
     def _check_open(self) -> None:
         if self.session.closed:
@@ -306,10 +310,6 @@ async def _failure(response: aiohttp.ClientResponse) -> FailureReply:
         return FailureReply(response.status, str(reported["error_type"]), reported["detail"])
     except (InvalidValue, TypeError, KeyError):
         return FailureReply(response.status, response.reason or "Error", text[:_MOST_DETAIL_LETTERS])
-
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class PolledNotices:

@@ -98,11 +98,7 @@ def exception_of(failure: FailureReply, method: str, url: str) -> Exception:
 
 
 class ConnectionLost(ConnectionError):
-    """The connection broke before the answer came; told to the retry loop, never raised to a user."""
-
-
-class Garbled(ConnectionError):
-    """An answer that cannot be read; told to the retry loop, never raised to a user."""
+    """No answer came, or none that can be read; raised for the retry loop, never to a user."""
 
 
 _PASSING = (
@@ -111,7 +107,6 @@ _PASSING = (
     aiohttp.ClientPayloadError,
     asyncio.TimeoutError,
     ConnectionLost,
-    Garbled,
     StoreUnavailable,
 )
 

@@ -279,8 +279,9 @@ class Caller:
         many, is_attempt = op.many, scope.kind == "attempt"
 
         async def call(given: Any) -> Any:
-            if many is not None and isinstance(given, dict):
-                _check_number(many, given.get(many))
+            items = given.get(many) if many is not None and isinstance(given, dict) else None
+            if isinstance(items, list) and len(items) > MOST_ITEMS:
+                raise PayloadTooLarge(f"{len(items)} {many} in one call; send up to {MOST_ITEMS} at a time.")
             arguments = codec.decode_arguments(given)
             for name in ids:
                 _check_id(name, arguments.get(name))
@@ -334,11 +335,6 @@ class Caller:
 
 def _owner_of(key: bytes) -> str:
     return hashlib.blake2b(key=key, digest_size=8).hexdigest()
-
-
-def _check_number(many: str, items: object) -> None:
-    if isinstance(items, list) and len(items) > MOST_ITEMS:
-        raise PayloadTooLarge(f"{len(items)} {many} in one call; send up to {MOST_ITEMS} at a time.")
 
 
 def _check_id(name: str, value: object) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.store import LightningStoreClient, LightningStoreServer
 from agentlightning.store.http import connection, websocket
 from agentlightning.store.http.service import gather_notices
@@ -301,3 +301,16 @@ async def test_every_call_uses_the_one_live_connection(serve: Any, connect: Any)
     await asyncio.gather(*[client.enqueue_rollout("a") for _ in range(5)])
 
     assert server.app.service.live_connections == 1
+
+
+@both_transports
+async def test_subscription_of_a_closed_client_says_so(transport: str, serve: Any) -> None:
+    client = LightningStoreClient((await serve()).endpoint, transport=transport)
+    notices = client.subscribe(["rollout"])
+    await client.enqueue_rollout("a")
+    await told(notices, 1)
+
+    await client.close()
+
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        await asyncio.wait_for(anext(notices), 30)

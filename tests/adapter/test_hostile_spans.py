@@ -34,7 +34,7 @@ from agentlightning.llm_proxy.replay import _responses_in
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import EnqueueRolloutRequest, Rollout, Span
 from agentlightning.types.rewards import final_reward_of, named_rewards_of
-from agentlightning.utils.json_values import MOST_LEVELS
+from agentlightning.utils.json_values import MOST_LEVELS, parsed
 from agentlightning.verdict.evidence import read_rollout
 from tests.adapter.spans import CHAT, reward, span
 
@@ -212,6 +212,12 @@ def test_a_real_reward_after_a_poisoned_output_counts(output: str) -> None:
     poisoned = span("a", attributes={"agentops.task.output": output})
 
     assert final_reward_of([poisoned, reward("b", None, 0.5, at=2.0)]) == 0.5
+
+
+@pytest.mark.parametrize("text", ["[" * 900 + "]" * 900, '{"a":' * 300 + "1" + "}" * 300], ids=["lists", "objects"])
+def test_a_value_that_is_too_deep_to_be_encoded_stays_a_text(text: str) -> None:
+    assert parsed(text) == text
+    assert parsed(text, is_kept=False) != text
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ class ProxiedCall(BackendCall):
             if watching is not None:
                 watching.cancel()
             self._charge_budget()
+            self._relay = None  # which holds the call: what it received is freed at once
 
     async def _watch(self, serving: "asyncio.Task[None] | None") -> None:
         """Stop serving when the caller leaves."""
@@ -187,13 +188,12 @@ class ProxiedCall(BackendCall):
         record.model = self.requested["model"]
         record.is_stream = self.requested.get("stream") is True
         self._overrides = await gateway.resolve(self, self._origin, record.model)
-        recorded = None
         if gateway.replays is not None and self._origin is not None:
             recorded = await gateway.replays.find(gateway.attempts, self._origin, self.dialect, self.requested)
-        if recorded is not None:
-            self._use_replay(recorded)
-            await self._pass(recorded)
-            return
+            if recorded is not None:
+                self._use_replay(recorded)
+                await self._pass(recorded)
+                return
         while True:
             async with await gateway.backends.send(self) as response:
                 if await self._pass(response):

@@ -1,5 +1,6 @@
 """What goes through the proxy and what the store holds of it: bytes, token ids, cancelled calls, and training data."""
 
+import gc
 import json
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 import requests
 
 from agentlightning.llm_proxy import gateway
+from agentlightning.llm_proxy.answers import StreamRelay
+from agentlightning.llm_proxy.proxied_call import ProxiedCall
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import HERE, MODEL, Proxied, entry, proxied
 from tests.stub_model.raw import DONE, STREAM_HEAD, chunk, event, streamed, then_hang, until, whole
@@ -125,3 +128,25 @@ def test_proxy_that_stops_in_the_middle_of_a_stream_tells_the_caller(monkeypatch
         door.proxy.start()
 
         assert (door.only_call().outcome, door.only_call().get("gen_ai.completion.0.content")) == ("failed", "one")
+
+
+def test_streamed_call_is_freed_without_the_collector(stub_model: StubModel) -> None:
+    """What it received may be large, and the collector may come late."""
+
+    def alive() -> int:
+        return sum(type(thing) in (ProxiedCall, StreamRelay) for thing in gc.get_objects())
+
+    with proxied(entry(stub_model.url)) as door:
+        client = door.openai()
+        list(client.chat.completions.create(model=MODEL, messages=USER, stream=True))
+        door.calls()
+        gc.collect()
+        before = alive()
+        gc.disable()
+        try:
+            list(client.chat.completions.create(model=MODEL, messages=USER, stream=True))
+            until(lambda: door.proxy.status()["calls"]["in_flight"] == 0)
+            door.calls()
+            until(lambda: alive() <= before)
+        finally:
+            gc.enable()

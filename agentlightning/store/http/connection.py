@@ -173,8 +173,8 @@ class ClientConnection:
         encoded = codec.encode_arguments(arguments)
         if len(encoded) < MOST_FRAME_BYTES:  # a larger one would hold up the others
             return await channel.call(codec, arguments, encoded, timeout_seconds=timeout)
-        await asyncio.sleep(0)  # it is encoded once more, which takes a while again
-        return await self._request(codec, dict(arguments), timeout)
+        await asyncio.sleep(0)  # it may be encoded once more, which takes a while again
+        return await self._request(codec, dict(arguments), timeout, encoded)
 
     async def call_patiently(
         self,
@@ -204,7 +204,9 @@ class ClientConnection:
 
     # ------------------------------------------------------------------ HTTP
 
-    async def _request(self, codec: OperationCodec, arguments: dict[str, object], timeout: float) -> object:
+    async def _request(
+        self, codec: OperationCodec, arguments: dict[str, object], timeout: float, encoded: bytes | None = None
+    ) -> object:
         route, given = codec.op.route, dict(arguments)
         path = path_of(route.path, arguments)
         headers = {} if codec.op.echoes is None else {"Prefer": "return=minimal"}
@@ -212,6 +214,8 @@ class ClientConnection:
         if route.verb == "POST":
             if route.body is not None:
                 body = codec.encode_argument(route.body, arguments.pop(route.body))
+            elif encoded is not None and len(arguments) == len(given):  # none of them stands in the path
+                body, arguments = encoded, {}
             else:
                 body, arguments = codec.encode_arguments(arguments), {}
             headers["Content-Type"] = "application/json"

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from agentlightning.errors import InvalidToken, InvalidValue, NotFound, PayloadTooLarge, StoreUnavailable
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.tokens import Scope, sign_token
 
 TOKEN = "a-secret-nobody-may-read"
@@ -85,6 +86,26 @@ async def test_too_large_request_is_refused_in_our_words(transport: str, serve: 
     with pytest.raises(PayloadTooLarge):
         await client.enqueue_rollout("x" * 30_000)
     assert (await client.enqueue_rollout("x" * 10_000)).status == "queuing"
+
+
+async def test_spans_that_are_too_large_for_a_frame_are_encoded_once(
+    serve: Any, connect: Any, make_span: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, sizes = OperationCodec.encode_arguments, list[int]()
+
+    def counted(self: OperationCodec, arguments: Any) -> bytes:
+        sizes.append(len(encoded := encode(self, arguments)))
+        return encoded
+
+    monkeypatch.setattr(OperationCodec, "encode_arguments", counted)
+    server = await serve()
+    rollout = await server.start_rollout("a")
+    span = make_span(rollout).model_copy(update={"attributes": {"text": "x" * 11_000_000}})
+
+    await connect(server.endpoint).add_many_spans([span])
+
+    assert [size for size in sizes if size > 10_000_000] == [sizes[-1]]
+    assert len(await server.query_spans(rollout.rollout_id)) == 1
 
 
 async def test_small_requests_that_share_a_frame_are_no_large_one(serve: Any, connect: Any) -> None:

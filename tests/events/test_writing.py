@@ -26,8 +26,9 @@ from agentlightning.events import (
     events_of,
     span_of,
 )
+from agentlightning.types.rewards import LARGEST_REWARD
 
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.floats(-LARGEST_REWARD, LARGEST_REWARD)  # those beyond are read as infinite
 texts = st.text(max_size=20)
 names = st.text(min_size=1, max_size=8)
 values = st.recursive(

@@ -194,7 +194,7 @@ class Trainer(TrainingControl):
                 deprecated.
             val_dataset: Likewise.
         """
-        if isinstance(train_dataset, str) and train_dataset.startswith("http"):
+        if isinstance(train_dataset, str) and (self.algorithm is None or train_dataset.startswith("http")):
             logger.warning("A URL as data set is of the legacy protocol; fit_v0 takes over.")
             self.fit_v0(agent if agent is not None else self._agent_for(None), train_dataset, val_data=val_dataset)
             return

@@ -277,10 +277,10 @@ def test_a_data_set_that_is_not_indexable_is_told(dataset: Any, hint: str, label
 
 
 @pytest.mark.parametrize("label", ["train_dataset", "val_dataset"])
-def test_a_text_is_no_data_set(label: str) -> None:
+def test_a_text_is_the_path_of_a_data_set(label: str) -> None:
     for use in (a_trainer().dev, a_trainer(algorithm=Baseline()).fit):
-        with pytest.raises(ConfigurationError, match=f"{label} is the text 'tasks.jsonl'"):
-            use(Halving(), **{label: "tasks.jsonl"})
+        with pytest.raises(ConfigurationError, match=f"The {label} 'away.jsonl' cannot be read"):
+            use(Halving(), **{label: "away.jsonl"})
 
 
 def test_data_sets_without_an_algorithm_are_told() -> None:

@@ -7,7 +7,6 @@ where there is one, with the tokens of whichever has them. Two spans belong toge
 recording or its parent, or if they have the same response id.
 """
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -163,7 +162,7 @@ class ProxiedCalls:
 # ---------------------------------------------------------------------- model calls
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ModelCall:
     """A model call, as one span recorded it; what the LLM proxy recorded besides is read where that has nothing."""
 
@@ -182,14 +181,23 @@ class ModelCall:
     """Where the agent made it; None outside of a trace."""
     reward: float | None = None
 
-    @functools.cached_property
+    _whole: Span | None = None
+    _read_ids: tuple[list[int] | Unreadable | None, list[int] | Unreadable | None] | None = None
+
+    @property
     def whole(self) -> Span:
         """The span or, if it lacks tokens that the proxy recorded, a copy that has them."""
-        return _with_tokens(self.span, self.seen_by)
+        # Not cached_property, which takes a lock each time.
+        if self._whole is None:
+            self._whole = _with_tokens(self.span, self.seen_by) if self.seen_by else self.span
+        return self._whole
 
-    @functools.cached_property
+    @property
     def _ids(self) -> tuple[list[int] | Unreadable | None, list[int] | Unreadable | None]:
-        return prompt_ids_of(self.whole.attributes), response_ids_of(self.whole.attributes)
+        if self._read_ids is None:
+            attributes = self.whole.attributes
+            self._read_ids = prompt_ids_of(attributes), response_ids_of(attributes)
+        return self._read_ids
 
     @property
     def prompt_ids(self) -> list[int]:

@@ -5,16 +5,20 @@ import copy
 import dataclasses
 import inspect
 import logging
+import os
+import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import psutil
 
 from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.base import INITIAL_RESOURCES_ID
 from agentlightning.algorithm.fast import FastAlgorithm
-from agentlightning.errors import TrainingError
+from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.events import ControlFlags
 from agentlightning.execution.shared_memory import AGENT_LOOP
@@ -286,31 +290,59 @@ class AlgorithmRole:
             "n_train": None if self.train_dataset is None else len(self.train_dataset),
             "n_val": None if self.val_dataset is None else len(self.val_dataset),
         }
-        await self._warn_of_others(store, time.time() - 2 * REPORT_SECONDS)
+        await self._refuse_others(store)
         return await store.start_run(
             trainer.name,
             config=run_config(parts, counts, await asyncio.to_thread(git_revision)),
-            metadata={RUN_REPORTS: {"interval_seconds": REPORT_SECONDS}},
+            metadata={RUN_REPORTS: {"interval_seconds": REPORT_SECONDS, "process": _this_process()}},
         )
 
-    async def _warn_of_others(self, store: LightningStore, since: float, own: str | None = None) -> None:
+    async def _refuse_others(self, store: LightningStore) -> None:
+        """ConfigurationError if another process of this machine trains in this store; others are named."""
+        others = await self._warn_of_others(store, time.time() - 2 * REPORT_SECONDS)
+        for run in filter(_is_at_work, others):
+            pid = run.metadata[RUN_REPORTS]["process"]["pid"]
+            raise ConfigurationError(
+                f"Run '{run.run_id}' is under way in this store, in process {pid}: runners would take rollouts of each "
+                "other. Give this training a store of its own, or wait for the end of the other."
+            )
+
+    async def _warn_of_others(self, store: LightningStore, since: float, own: str | None = None) -> list[Run]:
         """Name other trainings of the store: runners take what is next in its queue, of whichever.
 
         Args:
             since: Those that were seen after this time.
             own: The id of the run that ends; before it begins, only those are named that have not ended.
         """
+        others: list[Run] = []
         if self.dev is None and getattr(self.trainer.strategy, "role", "both") != "both":
-            return  # runners that were started by hand may be there for several
+            return others  # runners that were started by hand may be there for several
         with log_failures(logger, "Whether others train in this store could not be read", level=logging.WARNING):
             for run in await store.query_runs(status_in=["running"] if own is None else None):
                 seen = run.metadata.get(RUN_REPORTS, {}).get("last_time", run.start_time)
                 if RUN_REPORTS in run.metadata and run.run_id != own and seen > since:
+                    others.append(run)
                     logger.warning(
                         "Run '%s' was under way in this store %.0f s ago. While both are, its runners take rollouts of "
                         "this training, and the other way round; give each training a store of its own.",
                         *(run.run_id, max(0.0, time.time() - seen)),
                     )
+        return others
+
+
+def _this_process() -> dict[str, str | float]:
+    """Tells this process from every other, also after its end."""
+    return {"host": platform.node(), "pid": os.getpid(), "began": psutil.Process().create_time()}
+
+
+def _is_at_work(run: Run) -> bool:
+    """Whether the trainer of a run is another process of this machine, and has not ended."""
+    process = run.metadata[RUN_REPORTS].get("process")
+    if not isinstance(process, dict) or process.get("host") != platform.node() or process.get("pid") == os.getpid():
+        return False
+    with suppress(psutil.Error, TypeError, ValueError, OverflowError):  # anybody may write runs into a store
+        return psutil.Process(process["pid"]).create_time() == process.get("began")
+    return False
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Rollouts of somebody else in the store of a training: its runners may run them, and its figures leave them out."""
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.batches import Batches
-from agentlightning.errors import TrainingError
+from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.verdict.evidence import read_evidence
 from tests.trainer.trainings import a_trainer, runs_of
@@ -146,3 +149,32 @@ async def test_a_queue_of_somebody_else_does_not_hold_up_the_baseline() -> None:
     await asyncio.wait([work], timeout=10)
 
     assert work.cancelled()
+
+
+UNDER_WAY = """
+import sys, time
+import agentlightning as agl
+
+@agl.rollout
+def agent(task):
+    print("begun", flush=True)
+    time.sleep(500)
+    return 1.0
+
+agl.Trainer(algorithm=agl.Baseline(), store=sys.argv[1], strategy="shm", progress="off").fit(agent, [1])
+"""
+
+
+def test_a_training_of_another_process_keeps_others_out_of_its_store_until_it_ends(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path}/runs.db"
+    with subprocess.Popen([sys.executable, "-c", UNDER_WAY, address], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "begun\n"
+            for use in (a_trainer(store=address).dev, a_trainer(store=address, algorithm=Baseline()).fit):
+                with pytest.raises(ConfigurationError, match=f"is under way in this store, in process {other.pid}"):
+                    use(failing_theirs, [1])
+        finally:
+            other.kill()
+
+    a_trainer(store=address).dev(failing_theirs, [1])  # at once: a process that is dead trains nothing

@@ -211,7 +211,11 @@ def _of_groups(evidence: Evidence, findings: list[Finding]) -> Verdict:
         advice = f"Validate on more than {gain.n} tasks" if is_validated else "Give tasks to validate on"
         if not is_validated and evidence.run.status != "succeeded" and evidence.run.config.get("n_val"):
             advice = "Let it run to its end, where it is validated"
-        said = f"No gain can be told from chance{measured}.{more}{cause or f' {advice}, or train longer.'}"
+        advice = f"{advice}, or train longer."
+        after = (evidence.run.summary.get("validation_after") or {}).get("mean", -math.inf)
+        if gain.mean == 0 and after >= max(evidence.series("reward/max"), default=math.inf):
+            advice = f"Validation had the highest reward that was seen ({after:g}) before and after; take harder tasks."
+        said = f"No gain can be told from chance{measured}.{more}{cause or f' {advice}'}"
     else:
         reward = _of_trial(evidence, []).sentence
         said = cause.strip() or f"{reward} No step has a reward/mean, so what was gained cannot be told."

@@ -42,8 +42,15 @@ async def test_a_model_that_did_not_change_has_neither_gained_nor_lost(rewards: 
             "Validate on more than 20 tasks, or train longer.",
         ),
         ({}, "Give tasks to validate on, or train longer."),
+        (
+            {
+                "gain": {"mean": 0.0, "low": -0.1, "high": 0.1, "n": 20},
+                "validation_after": {"mean": 1.0, "low": 0.8, "high": 1.0, "n": 20},
+            },
+            "Validation had the highest reward that was seen (1) before and after; take harder tasks.",
+        ),
     ],
-    ids=["validated", "without validation"],
+    ids=["validated", "without validation", "at the ceiling"],
 )
 async def test_advice_without_a_cause_is_about_how_it_was_measured(summary: Any, advice: str) -> None:
     found = await judged(Fault("", points=curve(reward=[0.5, 0.45, 0.55, 0.5, 0.48, 0.52])), summary)

@@ -195,7 +195,8 @@ def test_ctrl_c_ends_an_agent_that_is_at_work_and_posts_nothing(is_async: bool) 
     class Waiting(LitAgent[Any]):
         def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
             began.set()
-            threading.Event().wait()
+            while not threading.Event().wait(0.05):  # a signal that comes just before a wait is seen after it
+                pass
 
     class WaitingAsync(LitAgent[Any]):
         async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> Any:
